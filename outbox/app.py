@@ -13,6 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from outbox.consumer.subscription import Subscription
 from outbox.database.engines import know_further, run_from_async
 from outbox.database.execute import execute
 from outbox.database.sql import take_lock
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
-    from outbox.consumer.subscription import Subscription
+    from outbox.consumer.leased.group import LeasedGroup
     from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
     from outbox.message.declared import (
+        LeasedOptions,
         PrepareOptions,
         TransactionalDecorator,
         TwoPhaseDecorator,
@@ -305,6 +307,31 @@ class Outbox(Declarations):
             )
         connection = carrier if isinstance(carrier, Connection) else carrier.connection()
         return app._bound.receiver(app, subscription, source, id_from).receive(connection, received)
+
+    @overload
+    def leased(self, topic: Topic[T], **options: Unpack[LeasedOptions]) -> LeasedGroup[T]: ...
+    @overload
+    def leased(self, topic: str, *, model: type[T], **options: Unpack[LeasedOptions]) -> LeasedGroup[T]: ...
+    @overload
+    def leased(self, topic: str, *, model: Any = None, **options: Unpack[LeasedOptions]) -> LeasedGroup[Any]: ...
+    def leased(self, topic: str | Topic[Any], *, model: Any = None, **options: Any) -> LeasedGroup[Any]:
+        """Declare a group of a topic that has no handler: the application takes its messages, and settles each.
+
+        For code that can't be a handler: jobs in other processes, other languages, batches that take hours. A message
+        that is taken (`LeasedGroup.take`) is seen by no other take until its lease ends, and is handed out again then,
+        unless it was acknowledged. Each take and each acknowledgement writes the message's row, which a handler's group
+        doesn't need. The options are those of `consumer`; ``ordered`` may be "key" or False (the default).
+
+        Raises:
+            InvalidHandler: the group has the topic already, or an option can't work.
+            InvalidMessage: the topic or the group isn't a name.
+        """
+        # Services that take nothing don't pay for it.
+        from outbox.consumer.leased.group import NO_HANDLER, LeasedGroup  # noqa: PLC0415 - importing outbox must not
+
+        declared: dict[str, Any] = {"ordered": False, **options, "leased": True, "transactional": False}
+        self._register(Subscription, topic, model, send_reply=self._send_reply, **declared)(NO_HANDLER)
+        return LeasedGroup(self, self.subscriptions[self._name_of(topic), options["group"]])
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         # A tenant's answer goes out from the tenant's database, also where this Outbox has one itself.

@@ -256,6 +256,12 @@ class BulkJobTooLarge(OutboxError):
     kind = ErrorKind.TOO_LARGE
 
 
+class LeaseEnded(OutboxError):
+    """A message can't be settled any more by the one that has taken it: its lease has ended."""
+
+    kind = ErrorKind.CONFLICT
+
+
 class DecisionError(OutboxError):
     """A half message can't be decided like this."""
 

@@ -13,22 +13,28 @@ UPGRADE = (
         attempts INTEGER NOT NULL, starts INTEGER NOT NULL DEFAULT 0, passage SMALLINT NOT NULL DEFAULT 0,
         follows BOOLEAN NOT NULL DEFAULT false, consumer_group {name}, message_id UUID, topic {name} NOT NULL,
         status TEXT NOT NULL CONSTRAINT ck_consumer_message_status
-            CHECK (status IN ('consumed', 'failed', 'waiting', 'parked', 'quarantined', 'expired')),
+            CHECK (status IN ('consumed', 'failed', 'waiting', 'taken', 'parked', 'quarantined', 'expired')),
         body_digest BYTEA, next_attempt_at TIMESTAMPTZ, last_error TEXT, error_kind TEXT, discarded_at TIMESTAMPTZ,
         quarantined_by UUID, quarantined_from TEXT CONSTRAINT ck_consumer_message_quarantined_from
             CHECK (quarantined_from IN ('unconsumed', 'failed', 'waiting', 'parked')),
-        order_key {name}, turn BIGINT, CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
+        order_key {name}, turn BIGINT, lease BIGINT, taken_by TEXT, take_id TEXT,
+        CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
         CONSTRAINT ck_consumer_message_attempts CHECK (attempts >= 0 AND starts >= 0),
-        CONSTRAINT ck_consumer_message_next_attempt_at CHECK ((status = 'failed') = (next_attempt_at IS NOT NULL)),
+        CONSTRAINT ck_consumer_message_next_attempt_at
+            CHECK ((status IN ('failed', 'taken')) = (next_attempt_at IS NOT NULL)),
         CONSTRAINT ck_consumer_message_discarded_at CHECK (discarded_at IS NULL OR status = 'parked'),
         CONSTRAINT ck_consumer_message_quarantined CHECK ((quarantined_by IS NULL) = (quarantined_from IS NULL)),
         CONSTRAINT ck_consumer_message_quarantined_by CHECK (quarantined_by IS NULL OR status = 'quarantined'),
         CONSTRAINT ck_consumer_message_turn CHECK ((order_key IS NULL) = (turn IS NULL)),
-        CONSTRAINT ck_consumer_message_waiting CHECK (status <> 'waiting' OR (follows AND order_key IS NOT NULL))
+        CONSTRAINT ck_consumer_message_waiting CHECK (status <> 'waiting' OR (follows AND order_key IS NOT NULL)),
+        CONSTRAINT ck_consumer_message_taken CHECK (
+            CASE WHEN status = 'taken' THEN lease IS NOT NULL ELSE taken_by IS NULL AND take_id IS NULL END)
     ) PARTITION BY RANGE (message_id)""",
     "CREATE TABLE {s}.consumer_message_default PARTITION OF {s}.consumer_message DEFAULT",
     """CREATE INDEX ix_consumer_message_due ON {s}.consumer_message (consumer_group, topic, next_attempt_at)
-     WHERE status = 'failed'""",
+     WHERE status IN ('failed', 'taken')""",
+    """CREATE INDEX ix_consumer_message_take ON {s}.consumer_message (consumer_group, topic, take_id)
+     WHERE take_id IS NOT NULL""",
     """CREATE INDEX ix_consumer_message_parked ON {s}.consumer_message (consumer_group, topic, message_id)
      WHERE status = 'parked'""",
     """CREATE INDEX ix_consumer_message_dead
@@ -38,7 +44,7 @@ UPGRADE = (
      WHERE discarded_at IS NOT NULL""",
     """CREATE INDEX ix_consumer_message_held
         ON {s}.consumer_message (consumer_group, topic, order_key, turn, position, message_id)
-     WHERE order_key IS NOT NULL AND status IN ('failed', 'waiting', 'parked') AND discarded_at IS NULL""",
+     WHERE order_key IS NOT NULL AND status IN ('failed', 'waiting', 'taken', 'parked') AND discarded_at IS NULL""",
     # Written out, as in the statement that prune reads by: ids of business strings are in the DEFAULT partition alone.
     """CREATE INDEX ix_consumer_message_default_business
         ON {s}.consumer_message_default (consumer_group, topic, changed_at, message_id)

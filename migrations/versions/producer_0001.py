@@ -43,7 +43,7 @@ UPGRADE = (
         half_id UUID CONSTRAINT pk_half_check PRIMARY KEY, fenced BOOLEAN NOT NULL, next_check_at TIMESTAMPTZ NOT NULL,
         check_times INTEGER NOT NULL DEFAULT 0 CONSTRAINT ck_half_check_check_times CHECK (check_times >= 0),
         last_answer TEXT CONSTRAINT ck_half_check_last_answer CHECK (last_answer IN ('commit', 'rollback', 'unknown')),
-        last_error TEXT, checked_at TIMESTAMPTZ, parked_at TIMESTAMPTZ, reason TEXT, topic {name} NOT NULL,
+        last_error TEXT, checked_at TIMESTAMPTZ, parked_at TIMESTAMPTZ, reason TEXT, topic {name} NOT NULL, asker TEXT,
         CONSTRAINT ck_half_check_parked CHECK ((parked_at IS NULL) = (reason IS NULL))) WITH (fillfactor = 70)""",
     "CREATE INDEX ix_half_check_topic_next_check_at ON {s}.half_check (topic, next_check_at) WHERE parked_at IS NULL",
     "CREATE INDEX ix_half_check_next_check_at ON {s}.half_check (next_check_at) WHERE fenced AND parked_at IS NULL",

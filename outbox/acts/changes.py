@@ -118,6 +118,7 @@ STATES: Mapping[str, str] = {
     "consumed": "it is consumed: it took effect in this group",
     "failed": "it failed and will be retried by itself",
     "waiting": "it waits for an earlier message of its key, which is to be settled first",
+    "taken": "a client has taken it, and has yet to settle it",
     "parked": "it is parked",
     "quarantined": "it is quarantined in this group: its local transaction was or will be compensated, or a copy was "
     "sent instead of it",
@@ -550,13 +551,19 @@ def _inbox_change(assignments: str, texts: Mapping[str, str]) -> Change:
     return change
 
 
+_NO_LEASE = "; what the client says that had taken it counts no more"
 retry: Change = _inbox_change(
-    RETRY, {"parked": "is due now, with all its attempts", "failed": "is due now, with the attempts it has left"}
+    RETRY,
+    {
+        "parked": "is due now, with all its attempts",
+        "failed": "is due now, with the attempts it has left",
+        "taken": f"is due now{_NO_LEASE}",
+    },
 )
 park: Change = _inbox_change(
-    """status = 'parked', next_attempt_at = NULL, starts = 0,
+    """status = 'parked', next_attempt_at = NULL, starts = 0, taken_by = NULL, take_id = NULL,
        error_kind = coalesce(m.error_kind, 'parked by an operator')""",
-    {"failed": "is parked"},
+    {"failed": "is parked", "taken": f"is parked{_NO_LEASE}"},
 )
 discard: Change = _inbox_change(
     "discarded_at = clock_timestamp()", {"parked": "is discarded; it can be restored until it is pruned"}

@@ -192,10 +192,11 @@ _TABLE = (
     Act(
         name="retry",
         noun="inbox",
-        from_states=frozenset({"parked", "failed"}),
+        from_states=frozenset({"parked", "failed", "taken"}),
         change=changes.retry,
         summary="Have a failed or parked message tried again now",
-        details="A failed message keeps its attempts; a parked one gets all of them anew.",
+        details="A failed message keeps its attempts; a parked one gets all of them anew. One that a client has taken "
+        "is taken from it.",
         why="the mail server is back",
         consequence="The group gets the message again as soon as a worker comes to it. A parked message has all of its "
         "attempts again.",
@@ -215,7 +216,7 @@ _TABLE = (
     Act(
         name="park",
         noun="inbox",
-        from_states=frozenset({"failed"}),
+        from_states=frozenset({"failed", "taken"}),
         change=changes.park,
         summary="Park a failed message: it is not tried again until an operator retries it",
         details="It is a dead letter then.",
@@ -256,6 +257,7 @@ _TABLE = (
             "discarded": "restore it if that was wrong",
             "quarantined": "it will not be tried anyway",
             "waiting": "retry or discard that one",
+            "taken": "park it first",
             "unconsumed": "only a parked message can be discarded",
         },
     ),
@@ -274,7 +276,9 @@ _TABLE = (
         needs_reason=False,
         mends={
             "parked": "it was not discarded; retry it, or discard it",
-            **dict.fromkeys(("failed", "waiting", "consumed", "quarantined", "expired"), "it was not discarded"),
+            **dict.fromkeys(
+                ("failed", "waiting", "taken", "consumed", "quarantined", "expired"), "it was not discarded"
+            ),
             "unconsumed": "only a discarded message can be restored",
         },
     ),

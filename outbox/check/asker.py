@@ -286,12 +286,15 @@ def unanswered(error: BaseException | None, seconds: float) -> Answer:
 class Asker:
     """Holds interviews in threads of their own, at most ``in_flight`` at a time. Used by one thread.
 
+    ``name`` is whose halves it asks about (`Preparation.asker`); None: those of applications.
+
     A thread can't be ended from outside. A checker that doesn't answer in time is given up: its question is closed, so
     that a late answer can't be recorded, it loses its connection, and its thread is left behind. While ``in_flight``
     threads of a topic are left behind, the topic rests, and the others go on.
     """
 
-    def __init__(self, new_runner: NewRunner, in_flight: int) -> None:
+    def __init__(self, new_runner: NewRunner, in_flight: int, name: str | None = None) -> None:
+        self.name = name
         self._new_runner = new_runner
         self._in_flight = in_flight
         self._idle: dict[bool, list[Runner]] = {False: [], True: []}

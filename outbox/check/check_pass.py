@@ -23,7 +23,15 @@ from outbox.database.notices import NOTICES
 from outbox.database.sql import plan_by_index
 from outbox.message.model import Answer, Counts, Resolution
 from outbox.settings import Settings
-from outbox.telemetry.events import CheckerHangs, CheckerMissing, CheckSkipped, CheckTimedOut, FencesChecked, HalfParked
+from outbox.telemetry.events import (
+    CheckerHangs,
+    CheckerMissing,
+    CheckSkipped,
+    CheckTimedOut,
+    FencesChecked,
+    HalfParked,
+    ProducerMissing,
+)
 from outbox.telemetry.hooks import emit
 from outbox.text import process_name
 
@@ -31,9 +39,12 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-def question_of(checker: Checker) -> sql.Question:
-    """Return how halves are leased for a checker: until it must have answered, and one interval longer."""
-    return sql.Question(checker.max_checks, checker.timeout + checker.interval, process_name())
+def question_of(checker: Checker, asker: str | None = None) -> sql.Question:
+    """Return how halves are leased for a checker: until it must have answered, and one interval longer.
+
+    ``asker`` is whose halves they are; None: those of applications.
+    """
+    return sql.Question(checker.max_checks, checker.timeout + checker.interval, process_name(), asker)
 
 
 def check_once(
@@ -46,16 +57,19 @@ def check_once(
 ) -> Counts:
     """Check the halves that are due, on ``connection``, which must not be in a transaction; ``checkers`` by topic.
 
+    ``checkers`` may be fewer by the moment: no half of a topic that has left is leased.
+
     Returns ``taken`` halves, ``done`` of them decided, ``failed`` without a verdict (or with a transaction that still
     runs), ``parked``. After ``check_time_limit`` seconds it begins nothing new, and says that there is ``more``.
     """
     with connection.begin():
-        _, ((_, fenced), *topics) = execute(connection, plan_by_index(), sql.due(settings.schema))
+        _, ((_, fenced), *topics) = execute(connection, plan_by_index(), sql.due(settings.schema, asker=asker.name))
     due = [topic for topic, is_due in topics if is_due]
     run = _Pass(connection, settings, checkers, asker, stopping, fences=bool(fenced))
     run.topics.extend(topic for topic in due if topic in checkers)
     for topic in asker.newly_unasked(set(due).difference(checkers)):
-        emit(CheckerMissing(topic=topic))
+        lacks = CheckerMissing(topic=topic) if asker.name is None else ProducerMissing(topic=topic, asker=asker.name)
+        emit(lacks)
     return run.run() if fenced or run.topics or asker.busy else Counts()
 
 
@@ -128,7 +142,7 @@ class _Pass:
                 emit(CheckerHangs(topic=topic))
                 continue
             limit = max(self.asker.free // (len(self.topics) + 1), 1)
-            if self._lease(self.checkers[topic], limit) == limit:
+            if (checker := self.checkers.get(topic)) is not None and self._lease(checker, limit) == limit:
                 self.topics.append(topic)
 
     def _lease(self, checker: Checker, limit: int) -> int:
@@ -137,7 +151,7 @@ class _Pass:
             _, rows = execute(
                 self.connection,
                 plan_by_index(),
-                sql.lease(self.settings.schema, checker.topic, limit, question_of(checker)),
+                sql.lease(self.settings.schema, checker.topic, limit, question_of(checker, self.asker.name)),
             )
             spent = {row[0]: (row[3], row[2]) for row in rows if row[1] is None}
             if statements := tell_parked(self.settings.schema, checker, spent):

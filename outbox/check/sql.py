@@ -20,7 +20,8 @@ WITH RECURSIVE known AS (
       FROM known k WHERE k.topic IS NOT NULL
 )"""
 
-#: Read which topics are due. Rows: ``(topic, halves to ask a checker about)``; topic NULL: are fenced halves due.
+#: Read which topics are due to an ``asker``; None: to checkers of applications. Rows: ``(topic, halves to ask about)``;
+#: topic NULL: are fenced halves due.
 due: Template = Template(
     KNOWN_TOPICS
     + """
@@ -28,7 +29,7 @@ SELECT NULL, EXISTS (SELECT FROM {s}.half_check WHERE fenced AND parked_at IS NU
                         AND next_check_at <= statement_timestamp())
  UNION ALL
 SELECT topic, EXISTS (SELECT FROM {s}.half_check c WHERE c.topic = known.topic AND c.parked_at IS NULL AND NOT c.fenced
-                         AND c.next_check_at <= statement_timestamp())
+                         AND c.next_check_at <= statement_timestamp() AND c.asker IS NOT DISTINCT FROM %(asker)s)
   FROM known WHERE topic IS NOT NULL
 """
 )
@@ -41,8 +42,8 @@ SELECT half_id FROM {s}.half_check
    FOR UPDATE SKIP LOCKED
 """)
 
-#: Lock the check of one half. Rows: ``(topic, fenced)``; none if it is decided.
-lock: Template = Template("SELECT topic, fenced FROM {s}.half_check WHERE half_id = %s FOR UPDATE")
+#: Lock the check of one half. Rows: ``(topic, fenced, asker)``; none if it is decided.
+lock: Template = Template("SELECT topic, fenced, asker FROM {s}.half_check WHERE half_id = %s FOR UPDATE")
 
 # Safe whatever this statement's snapshot shows: a business transaction that committed after it was taken has its op in
 # the index, where the insert finds it; one that begins after its fence was found free finds our op when it commits.
@@ -116,6 +117,7 @@ SELECT half_id, NULL, check_times, reason, NULL, NULL, NULL, NULL, NULL, NULL, N
 _DUE_OF_TOPIC = """
     SELECT half_id, check_times, last_answer IS NULL AS wanted FROM {s}.half_check
      WHERE topic = %(topic)s AND parked_at IS NULL AND NOT fenced AND next_check_at <= statement_timestamp()
+       AND asker IS NOT DISTINCT FROM %(asker)s
      ORDER BY next_check_at LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED"""
 _LEASE_OF_TOPIC = Template(_LEASE.replace("{due}", _DUE_OF_TOPIC))
@@ -124,7 +126,7 @@ _LEASE_OF_TOPIC = Template(_LEASE.replace("{due}", _DUE_OF_TOPIC))
 # of a statement that waits for it wouldn't show the question for which it waited.
 _THIS_ONE = """
     SELECT half_id, check_times, true AS wanted FROM {s}.half_check c
-     WHERE half_id = %(half_id)s AND NOT fenced
+     WHERE half_id = %(half_id)s AND NOT fenced AND asker IS NOT DISTINCT FROM %(asker)s
        AND NOT EXISTS (SELECT FROM {s}.check_history a
                         WHERE a.half_id = c.half_id AND a.asked = 'checker' AND a.answer IS NULL
                           AND a.asked_at > clock_timestamp() - make_interval(secs => %(lease)s))
@@ -210,11 +212,15 @@ _TEXTS = {"reason": PARK_REASON, "unanswered": UNANSWERED}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a lease must know: how to park (``max_checks``), how long the asker may take (``lease``, in seconds)."""
+    """What a lease must know: how to park (``max_checks``), how long the asker may take (``lease``, in seconds).
+
+    ``asker`` is whose halves are leased, if they aren't those of the checkers of applications.
+    """
 
     max_checks: int
     lease: float
     worker: str
+    asker: str | None = None
 
 
 def try_fences(schema: str, half_ids: Sequence[UUID], interval: float, worker: str) -> Statement:

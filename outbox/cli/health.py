@@ -171,6 +171,7 @@ def show_stats(
       lag           messages after that (unknown where the producer is in another database)
       failed        will be retried; due: how long the oldest one waits although its time has come
       waiting       for an earlier message of their key
+      taken         by clients, under leases
       parked        waiting for an operator
     """
     shown = _watched(database, watch)
@@ -205,7 +206,7 @@ def _watched(database: DatabaseOptions, seconds: float | None) -> Iterator[Stats
 
 
 def _stats_tables(stats: Stats) -> list[Table]:
-    names = ("undecided", "undispatched", "scheduled", "exhausted", "failed", "waiting", "parked")
+    names = ("undecided", "undispatched", "scheduled", "exhausted", "failed", "waiting", "taken", "parked")
     counts = {
         name: lambda row, name=name: f"{getattr(row, name)}{'+' if name in row.capped else ''}"
         for name in (*names, "open", "compensating", "overdue")
@@ -222,7 +223,7 @@ def _stats_tables(stats: Stats) -> list[Table]:
     shown = {**counts, **ages, "lag": lambda row: "?" if row.lag is None else row.lag}
     shown["parked_halves"] = lambda row: row.parked
     sagas = "saga open> compensating> overdue> oldest>=oldest_overdue first=overdue_id"
-    groups = "group topic consumed> lag> oldest>=oldest_lag failed> due>=oldest_due waiting> parked> lost>"
+    groups = "group topic consumed> lag> oldest>=oldest_lag failed> due>=oldest_due waiting> taken> parked> lost>"
     return [
         output.rows_table(topics, stats.topics, f"Topics at {output.cell(stats.at)}", **shown),
         output.rows_table(groups, stats.groups, "Groups", **shown),

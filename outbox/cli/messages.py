@@ -460,6 +460,7 @@ inbox_app: typer.Typer = commands_of(
       consumed     handled
       failed       will be retried, at its next attempt
       waiting      an earlier message of its key is to be settled first (see waits_for)
+      taken        a client has it until its next attempt, or settles it before
       parked       a dead letter: waits for an operator (see `outbox dead`)
       quarantined  kept out of the group for ever: its local transaction was compensated
     \b

@@ -238,13 +238,15 @@ SELECT k.consumer_group
  GROUP BY 1 ORDER BY 1
 """)
 
-#: Read which groups may be retrying a failed message, whose rows are locked, outside of transactions. Rows:
-#: ``(group,)``.
+#: Read which groups may be retrying a failed message, whose rows are locked, outside of transactions, or have given it
+#: to a client. Rows: ``(group,)``.
 retried: Template = Template(f"""
 SELECT q.consumer_group
   FROM {{s}}.consumer_message q JOIN unnest(%(groups)s::text[]) k (consumer_group) USING (consumer_group)
-  CROSS JOIN LATERAL {_NEWEST_LEASE} n
- WHERE q.message_id = %(id)s AND q.status = 'failed' AND q.starts > 0 AND n.worker IS NOT NULL
+  LEFT JOIN LATERAL {_NEWEST_LEASE} n ON true
+ WHERE q.message_id = %(id)s
+   AND ((q.status = 'failed' AND q.starts > 0 AND n.worker IS NOT NULL)
+        OR (q.status = 'taken' AND q.next_attempt_at > clock_timestamp()))
  ORDER BY 1
 """)
 
@@ -274,9 +276,11 @@ RETURNING consumer_group, message_id
 #: Make inbox rows, which are locked and not consumed, quarantines of a bulk job.
 take: Template = Template("""
 UPDATE {s}.consumer_message c
-   SET status = 'quarantined', next_attempt_at = NULL, starts = 0, discarded_at = NULL, changed_at = clock_timestamp(),
+   SET status = 'quarantined', next_attempt_at = NULL, starts = 0, taken_by = NULL, take_id = NULL,
+       discarded_at = NULL, changed_at = clock_timestamp(),
        quarantined_by = CASE WHEN status <> 'quarantined' OR quarantined_by IS NOT NULL THEN %(bulk_job)s::uuid END,
-       quarantined_from = CASE WHEN status = 'quarantined' THEN quarantined_from ELSE status END
+       quarantined_from = CASE status WHEN 'quarantined' THEN quarantined_from WHEN 'taken' THEN 'failed'
+                                      ELSE status END
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
 """)
 

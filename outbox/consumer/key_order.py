@@ -192,4 +192,9 @@ def release_next(subscription: Subscription, of: GroupQueue, entry: Entry) -> li
     """Make the next message of a key due, in the transaction that settles the one before it: a key is soon done."""
     if not subscription.by_key or entry.key is None:
         return []
-    return [_RELEASE_NEXT(of.schema, group=of.group, topic=of.topic, key=entry.key)]
+    return [release_key(of.schema, of.group, of.topic, entry.key)]
+
+
+def release_key(schema: str, group: str, feed: str, key: str) -> Statement:
+    """Make the next message of a key due, if it waits, in the transaction that settles the one before it."""
+    return _RELEASE_NEXT(schema, group=group, topic=feed, key=key)

@@ -527,12 +527,12 @@ UPDATE {s}.consumer_message SET starts = 0, next_attempt_at = clock_timestamp()
  WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND status = 'failed'
 """)
 
-#: What a retry changes in a failed or parked inbox row ``m``: it is due now, a parked one with all its attempts. One
-#: that was parked because of an earlier message of its key waits for its turn.
+#: What a retry changes in a failed, taken or parked inbox row ``m``: it is due now, a parked one with all its attempts.
+#: One that was parked because of an earlier message of its key waits for its turn. A lease has no effect any more.
 RETRY = """status = CASE WHEN m.follows THEN 'waiting' ELSE 'failed' END,
        next_attempt_at = CASE WHEN NOT m.follows THEN clock_timestamp() END,
        attempts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.attempts END,
-       starts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.starts END"""
+       starts = CASE WHEN m.status = 'parked' THEN 0 ELSE m.starts END, taken_by = NULL, take_id = NULL"""
 
 # The row takes the position of the newest send that was read, which tells this send from the next one. A row that a
 # retry or an operator holds is left alone: what they make of it is seen at the next look.
@@ -581,5 +581,10 @@ def settle(of: GroupQueue, row: InboxUpdate, passage: int) -> list[Statement]:
 
 def settle_failure(of: GroupQueue, row: InboxUpdate, passage: int, worker: str) -> list[Statement]:
     """Write the inbox row of one message after a failed attempt, and the attempt into its history."""
+    return [*settle(of, row, passage), write_attempt(of, row, worker)]
+
+
+def write_attempt(of: GroupQueue, row: InboxUpdate, worker: str) -> Statement:
+    """Write a failed attempt into the history of its message; of those that it has, the newest stay."""
     values = asdict(row) | {"worker": worker, "most": MOST_ATTEMPTS, "chars": _ERROR_CHARS}
-    return [*settle(of, row, passage), _FAILED(of.schema, group=of.group, topic=of.topic, **values)]
+    return _FAILED(of.schema, group=of.group, topic=of.topic, **values)

@@ -92,7 +92,8 @@ class Subscription(CalledFunction):
     (`Subscription.of_sources`), and ``feed`` is the name under which what they keep of the topic has its source
     (`outbox.database.identity`). Of an internal topic, ``about`` is the topic that its
     notices are about. ``send_reply`` sends what handlers reply.
-    ``at_end`` gives up what the handler has open when its worker ends.
+    ``at_end`` gives up what the handler has open when its worker ends. ``leased``: it has no handler, its messages are
+    taken (`outbox.consumer.leased`).
     ``retry_delays`` (seconds) has one entry for each retry: its length is the number of retries.
 
     Raises:
@@ -126,6 +127,7 @@ class Subscription(CalledFunction):
     about: str | None = None
     send_reply: ReplySender | None = field(default=None, repr=False)
     at_end: Callable[[], object] | None = field(default=None, repr=False)
+    leased: bool = False
     takes: DeclaredCarrier = field(init=False)
 
     @property
@@ -167,6 +169,11 @@ class Subscription(CalledFunction):
         if not self.sources or len(several) < len(self.sources):
             raise InvalidHandler(f"{what}: source names a producer's database, or several, each once")
         self._check_transactional(what)
+        if self.leased and (self.blocks_queue or self.breaker is not None or len(self.sources) > 1):
+            raise InvalidHandler(
+                f"{what} is leased: it can be ordered by key, has no breaker, since nothing of ours calls what may be "
+                "broken, and one source: give ordered='key' or False, and a group to each source"
+            )
         for name in ("batch", "threads", "concurrency"):
             if getattr(self, name) < 1:
                 raise InvalidHandler(f"{what}: {name} = {getattr(self, name)} must be at least 1")

@@ -151,11 +151,13 @@ SELECT q, coalesce((SELECT position FROM {{s}}.consumer_start b
                             WHERE consumer_group = %(group)s AND topic = %(topic)s)) q
 """)
 
-# What waits for an earlier message of its key is to producers what will be tried again: they know of no waiting.
+# What waits for an earlier message of its key, or is with a client, is to producers what will be tried again.
 #: Read what the inbox of a group says of these messages. Rows: ``(id, status, kind of error)`` of those that it has.
 statuses: Template = Template(f"""
-SELECT c.message_id, CASE WHEN {TOOK_EFFECT} THEN 'consumed' WHEN c.status = 'waiting' THEN 'failed' ELSE c.status END,
-       CASE WHEN c.status = 'waiting' THEN 'waits for an earlier message of its key' ELSE c.error_kind END
+SELECT c.message_id,
+       CASE WHEN {TOOK_EFFECT} THEN 'consumed' WHEN c.status IN ('waiting', 'taken') THEN 'failed' ELSE c.status END,
+       CASE c.status WHEN 'waiting' THEN 'waits for an earlier message of its key' WHEN 'taken' THEN 'taken by a client'
+                     ELSE c.error_kind END
   FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (
     SELECT consumer_group, message_id, status, error_kind FROM {{s}}.consumer_message
      WHERE consumer_group = %(group)s AND message_id = m.id OFFSET 0) c

@@ -100,6 +100,21 @@ class OutsideBatchOptions(OutsideOptions, total=False):
     batch: int
 
 
+class LeasedOptions(_NamedGroup, total=False):
+    """The options of `Outbox.leased`."""
+
+    source: Engine | AsyncEngine | str | None
+    ordered: Literal["key", False]
+    on_exhausted: OnExhausted
+    on_pruned: Literal["stop", "skip"]
+    tags: Collection[str] | None
+    keys: Collection[str] | None
+    headers: HeaderFilter | None
+    start: Start
+    rate: str | float | None
+    retry_delays: Sequence[float] | None
+
+
 class RelayOptions(TypedDict, total=False):
     """The options of `Outbox.relay`: those of its group that can be other ones."""
 

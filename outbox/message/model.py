@@ -58,8 +58,9 @@ Start = Literal["first", "now"] | dt.datetime | int | Mapping[int, int]
 class Status(enum.StrEnum):
     """Status of an inbox row, and what that means: the one place where it is said.
 
-    ``waiting``: an earlier message of its key is to be settled first. ``expired``: when the group came to the message,
-    it was too old to be handled.
+    ``waiting``: an earlier message of its key is to be settled first. ``taken``: it was handed to a client, which has
+    it until its lease ends (`outbox.consumer.leased`). ``expired``: when the group came to the message, it was too old
+    to be handled.
 
     ``open``: the group isn't done with the message, unless it was discarded. ``tried``: a call of the handler leaves
     it. ``alone``: the group will handle it without an operator.
@@ -79,6 +80,7 @@ class Status(enum.StrEnum):
     CONSUMED = "consumed", "tried"
     FAILED = "failed", "open", "tried", "alone"
     WAITING = "waiting", "open", "alone"
+    TAKEN = "taken", "open", "alone"
     PARKED = "parked", "open", "tried"
     QUARANTINED = "quarantined"
     EXPIRED = "expired"
@@ -129,10 +131,14 @@ class HalfMessage:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How an undecided half is to be checked: fenced or not, and how long to leave it alone (seconds)."""
+    """How an undecided half is to be checked: fenced or not, and how long to leave it alone (seconds).
+
+    ``asker`` asks about it, where that is no checker of an application: its lease takes no other's halves.
+    """
 
     fenced: bool
     immunity: float
+    asker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,7 +372,13 @@ class OutboxOperator(Operator):
 
     def _lease(self, connection: Connection, asker: Asker, request: ActRequest, target: Target) -> Interview:
         schema = self._settings.schema
-        (((topic, _),),) = execute(connection, check_sql.lock(schema, target.message_id))
+        (((topic, _, remote),),) = execute(connection, check_sql.lock(schema, target.message_id))
+        if remote is not None:
+            why = (
+                f"its producer is asked by a server ({remote}), and not from here; have that ask at its next pass, or "
+                "decide the half yourself"
+            )
+            raise CheckRefused(request.act.refused(target, why))
         if (checker := self._checkers.get(topic)) is None:
             why = (
                 f"no checker is registered for topic {topic!r} here; register one with @outbox.checker({topic!r}), or "

@@ -508,6 +508,29 @@ class Producer:
         own = self._immunity_of(half.topic) if immunity is None else content.check_seconds("immunity", immunity)
         return self._add(carrier, self._new_write(half, Preparation(fenced, float(own)), None))
 
+    def take(
+        self,
+        connection: Connection,
+        topic: str,
+        message: Outgoing,
+        own: Mapping[str, str],
+        preparation: Preparation | None = None,
+    ) -> UUID:
+        """Send, or prepare, what a client of another protocol sends by the id in the options; return the id.
+
+        A second one of that id is no message and no error: a client that has lost the answer sends again. ``own`` are
+        headers of the protocol, which the limits of a sender's headers don't count; they may say that the body is
+        compressed.
+
+        Raises:
+            As `Outbox.send`, or `Outbox.prepare`.
+        """
+        half = self._half(topic, message)
+        body = bytes(message.body) if content.ENCODING_HEADER in own else half.body
+        half = replace(half, headers={**half.headers, **own}, body=body)
+        add(connection, self._new_write(half, preparation, Once(str(half.id), "ignore")), self._engine)
+        return half.id
+
     def _new_write(self, half: HalfMessage, preparation: Preparation | None, once: Once | None) -> Write:
         """Return the write of a half; headers that hooks or middlewares add and that can't be stored are left out."""
         added = hooks.sending(half, self.middlewares) if hooks.send_hooks.hooks or self.middlewares.hooks else ()

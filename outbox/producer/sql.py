@@ -37,10 +37,10 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s::text::jsonb, %s, %s,
 """
 
 _SENT_COLUMNS = (
-    """id, producer_group, topic, key, tag, headers, content_type, body, deliver_at, delay, fenced, immunity"""
+    """id, producer_group, topic, key, tag, headers, content_type, body, deliver_at, delay, fenced, immunity, asker"""
 )
 _ARRAYS = """%b::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[]"""
+                         %b::bytea[], %s::timestamptz[], %s::float8[], %s::bool[], %s::float8[], %s::text[]"""
 
 
 _INSERT = f"""
@@ -51,9 +51,12 @@ _INSERT = f"""
 
 
 _UNCHECKED = """, unchecked AS (
-    INSERT INTO {s}.half_check (half_id, topic, fenced, next_check_at)
-    SELECT id, topic, fenced, clock_timestamp() + make_interval(secs => immunity) FROM given WHERE fenced IS NOT NULL
+    INSERT INTO {s}.half_check (half_id, topic, fenced, next_check_at, asker)
+    SELECT id, topic, fenced, clock_timestamp() + make_interval(secs => immunity), asker FROM given
+     WHERE fenced IS NOT NULL{and_new}
 )"""
+#: Not of a message that is to be sent once, and is there.
+_AND_NEW = " AND (NOT once OR id IN (SELECT id FROM first))"
 
 
 _SEND = f"""
@@ -61,7 +64,7 @@ WITH given AS (
     SELECT %s::text AS sender, * FROM unnest(%s::int[], {_ARRAYS})
     WITH ORDINALITY AS g (queue, {_SENT_COLUMNS}, number)
 ), half AS ({_INSERT} ORDER BY number
-){_UNCHECKED}
+){_UNCHECKED.replace("{and_new}", "")}
 INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
 SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL ORDER BY number
 """
@@ -76,10 +79,9 @@ WITH given AS MATERIALIZED (
 ), first AS ({_INSERT} WHERE once ORDER BY id
     ON CONFLICT DO NOTHING RETURNING id
 ), half AS ({_INSERT} WHERE NOT once ORDER BY number
-){_UNCHECKED}, op AS (
+){_UNCHECKED.replace("{and_new}", _AND_NEW)}, op AS (
     INSERT INTO {{s}}.op_message (half_id, resolution, decided_by)
-    SELECT id, 'commit', 'producer' FROM given
-     WHERE fenced IS NULL AND (NOT once OR id IN (SELECT id FROM first)) ORDER BY number
+    SELECT id, 'commit', 'producer' FROM given WHERE fenced IS NULL{_AND_NEW} ORDER BY number
 )
 SELECT id FROM given WHERE once AND id NOT IN (SELECT id FROM first)
 """
@@ -228,8 +230,9 @@ def write_late(schema: str, half: HalfMessage, *, once: bool = False) -> Stateme
 
 def _sent_values(half: HalfMessage, preparation: Preparation | None) -> tuple[object, ...]:
     """Return the values of `_SENT_COLUMNS`."""
-    checked = (None, None) if preparation is None else (preparation.fenced, preparation.immunity)
-    return *_columns(half), *checked
+    if preparation is None:
+        return *_columns(half), None, None, None
+    return *_columns(half), preparation.fenced, preparation.immunity, preparation.asker
 
 
 def _columns(half: HalfMessage) -> tuple[object, ...]:

@@ -66,8 +66,12 @@ class InboxState(enum.IntEnum):
         return _COUNTS_AS.get(status) or cls[status.name]
 
 
-#: What waits for an earlier message of its key will be tried again.
-_COUNTS_AS = {Status.EXPIRED: InboxState.CONSUMED, Status.WAITING: InboxState.FAILED}
+#: What waits for an earlier message of its key, or is with a client, will be tried again.
+_COUNTS_AS = {
+    Status.EXPIRED: InboxState.CONSUMED,
+    Status.WAITING: InboxState.FAILED,
+    Status.TAKEN: InboxState.FAILED,
+}
 
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")

@@ -176,3 +176,14 @@ def new(name: str, **fields: Any) -> Any:
 def status_of(code: Code, text: str = "") -> Any:
     """Return the status that each answer has in its body."""
     return new("Status", code=int(code), message=text or code.name)
+
+
+def millis(span: Any) -> int:
+    """Return the milliseconds of a Timestamp or Duration; whatever a client has put into it, also none of the two."""
+    return int(span.seconds * 1000 + span.nanos // 1_000_000)
+
+
+def span_of(milliseconds: int) -> dict[str, int]:
+    """Return a Timestamp or Duration of so many milliseconds, as the field of a message takes it."""
+    seconds, rest = divmod(milliseconds, 1000)
+    return {"seconds": seconds, "nanos": rest * 1_000_000}

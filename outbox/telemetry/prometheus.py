@@ -74,6 +74,7 @@ OF_GROUPS = (
     GaugeOfStats("outbox_dead_messages", "Parked messages of a group, which need a human", "parked"),
     GaugeOfStats("outbox_failed_messages", "Messages of a group that will be retried", "failed"),
     GaugeOfStats("outbox_waiting_messages", "Messages that wait for an earlier one of their key", "waiting"),
+    GaugeOfStats("outbox_taken_messages", "Messages that clients have under leases", "taken"),
     GaugeOfStats("outbox_group_paused", "Has an operator paused the group? 1 or 0", "paused"),
     GaugeOfStats("outbox_breaker_open", "Is the breaker of the group open, or half open? 1 or 0", "breaker_open"),
     GaugeOfStats("outbox_lag_messages", "Messages that a group has not come to", "lag", needed="lag"),

@@ -143,7 +143,8 @@ def _drain(runners: PassRunners, outboxes: Sequence[Outbox], due: _Due, rounds: 
             last.progress |= _produce(runners, outbox, due)
         for outbox in outboxes:
             _find_topics(runners, outbox)
-            for subscription in (each for several in outbox.subscriptions.values() for each in several.of_sources()):
+            handled = [each for each in outbox.subscriptions.values() if not each.leased]
+            for subscription in (each for several in handled for each in several.of_sources()):
                 counts = _consume(runners, outbox, subscription, due)
                 last.counts += counts
                 last.by_consumer[subscription.group, subscription.topic] += counts.taken

@@ -58,7 +58,7 @@ age_delayed: Template = _older("scheduled_message", "half_id", "recalled_at IS N
 # One that a worker has begun to retry is due for others that much later.
 #: Let failed messages be due for their retry.
 age_failed: Template = _older(
-    "consumer_message", "message_id", "status = 'failed'", "next_attempt_at", f"({START_TIME} + {_MOMENT})"
+    "consumer_message", "message_id", "status IN ('failed', 'taken')", "next_attempt_at", f"({START_TIME} + {_MOMENT})"
 )
 #: Let undecided halves be due for their check; not parked ones.
 age_orphans: Template = _older("half_check", "half_id", "parked_at IS NULL", "next_check_at")

@@ -295,12 +295,12 @@ class Plan:
         # Outside of transactions, handlers run on no connection of the worker's.
         is_async = subscription.is_async and subscription.transactional
         runner = partial(self._runner, "consume", source, is_async=is_async, group=group)
-        threads = subscription.threads if "consume" in self._roles else 1
+        threads = subscription.threads if "consume" in self._roles else 1  # a leased group has one: for prune
         lanes = [self._lane(runner()) for _ in range(threads)]
         consumers = [self._consumer(subscription, lane) for lane in lanes]
         first, lane, calling = consumers[0], lanes[0], list[RunningDuty]()
         prune_lane, longest = lane, self._longest_wait
-        if not subscription.transactional:
+        if not subscription.transactional and not subscription.leased:
             longest = self._wait_for_retries
             if self._roles >= {"consume", "prune"}:
                 # A pass lasts as long as a handler runs: it retries by itself, and has its lane for itself.
@@ -325,7 +325,8 @@ class Plan:
             return prune_consumer_once(connection, producer, settings, group, feed, stopping=stopping)
 
         self.starts.append(partial(lane.runner.run, start_group))
-        if "consume" in self._roles:
+        roles = self._roles & {"prune"} if subscription.leased else self._roles
+        if "consume" in roles:
             for number, (each, consumer) in enumerate(zip(lanes, consumers, strict=True), 1):
                 title = f"consume {name}" + (f" #{number}" if len(lanes) > 1 else "")
                 wait = partial(longest, source, consumer.gate)
@@ -336,8 +337,8 @@ class Plan:
                     consumer.on_progress = duty.progressed
                 self._consuming.setdefault((source, topic), []).append(partial(_wake_consumer, consumer, duty))
             self._listen(source)
-        retries_by_itself = not subscription.transactional and "consume" in self._roles
-        if "retry" in self._roles and not retries_by_itself:
+        retries_by_itself = not subscription.transactional and "consume" in roles
+        if "retry" in roles and not retries_by_itself:
             again = whole(partial(first.retry_once, limit=_RETRIES))
             calling.append(duty := self._add(Task(name=f"retry {name}", one_pass=again, every=math.inf), lane))
             self._retrying.append((first, duty.wake))
@@ -347,7 +348,7 @@ class Plan:
 
     def _consumer(self, subscription: Subscription, lane: Lane) -> Consumer:
         """Return what consumes in a lane."""
-        if subscription.transactional:
+        if subscription.transactional or subscription.leased:
             return Consumer(subscription, self.settings, lane.ending)
         consumer = OutsideConsumer(
             subscription,

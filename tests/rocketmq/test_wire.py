@@ -63,7 +63,7 @@ def test_a_message_comes_back_alike_from_the_official_class() -> None:
     assert theirs.system_properties.HasField("delivery_attempt")
     assert not theirs.system_properties.HasField("trace_context")
     assert theirs.system_properties.store_timestamp.ToMilliseconds() == 1_700_000_000_123
-    assert dict(theirs.user_properties) == properties
+    assert dict(theirs.user_properties) == {"a": "b"}
     assert type(ours).FromString(theirs.SerializeToString()) == ours
     assert type(ours) is not type(theirs)
     assert type(ours).DESCRIPTOR.full_name == type(theirs).DESCRIPTOR.full_name == f"{PACKAGE}.Message"

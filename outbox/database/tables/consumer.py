@@ -28,7 +28,8 @@ from outbox.message.model import DeliveryStatus, Status
 from outbox.text import sql_list
 
 _OPEN, _TRIED = sql_list(each for each in Status if each.open), sql_list(each for each in Status if each.tried)
-_UNSETTLED = sql_list([DeliveryStatus.UNCONSUMED, *(each for each in Status if each.open)])
+# A lease that has ended is a failed attempt.
+_UNSETTLED = sql_list([DeliveryStatus.UNCONSUMED, *(each for each in Status if each.open and each != Status.TAKEN)])
 
 
 @cache
@@ -64,22 +65,39 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             # Of a group that is ordered by key: the key whose later messages this row holds back, and its number there.
             Column("order_key", NAME),
             Column("turn", BigInteger),
+            # Of a message that a client has taken, until ``next_attempt_at``: the number of its lease, which stays when
+            # it is settled, the client's name, and what it names the take by.
+            Column("lease", BigInteger),
+            Column("taken_by", Text),
+            Column("take_id", Text),
             CheckConstraint(f"status IN {sql_list(Status)}", name="status"),
             CheckConstraint("attempts >= 0 AND starts >= 0", name="attempts"),
-            CheckConstraint("(status = 'failed') = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
+            CheckConstraint("(status IN ('failed', 'taken')) = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
             CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
             CheckConstraint(f"quarantined_from IN {_UNSETTLED}", name="quarantined_from"),
             CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
             CheckConstraint("quarantined_by IS NULL OR status = 'quarantined'", name="quarantined_by"),
             CheckConstraint("(order_key IS NULL) = (turn IS NULL)", name="turn"),
             CheckConstraint("status <> 'waiting' OR (follows AND order_key IS NOT NULL)", name="waiting"),
-            # Serves the retry pass: the next due failures of a group.
+            CheckConstraint(
+                "CASE WHEN status = 'taken' THEN lease IS NOT NULL ELSE taken_by IS NULL AND take_id IS NULL END",
+                name="taken",
+            ),
+            # Serves the retry pass, and clients that take: the next due failures of a group, and leases that end.
             Index(
                 "ix_consumer_message_due",
                 "consumer_group",
                 "topic",
                 "next_attempt_at",
-                postgresql_where=text("status = 'failed'"),
+                postgresql_where=text("status IN ('failed', 'taken')"),
+            ),
+            # Serves clients that take again what an answer has lost.
+            Index(
+                "ix_consumer_message_take",
+                "consumer_group",
+                "topic",
+                "take_id",
+                postgresql_where=text("take_id IS NOT NULL"),
             ),
             # Serves consumers and the retry pass: which keys are held back, and by which message first.
             Index(

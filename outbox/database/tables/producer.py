@@ -85,6 +85,8 @@ def producer_tables(schema: str = "outbox") -> MetaData:
             Column("parked_at", TIME),
             Column("reason", Text),
             Column("topic", NAME, nullable=False),
+            # What asks about it, where that is no checker of an application, such as a server of RocketMQ's protocol.
+            Column("asker", Text),
             CheckConstraint("check_times >= 0", name="check_times"),
             CheckConstraint(f"last_answer IN {sql_list(Resolution)}", name="last_answer"),
             CheckConstraint("(parked_at IS NULL) = (reason IS NULL)", name="parked"),

@@ -134,7 +134,7 @@ def checks(subject: Subject) -> Iterator[Diagnosis]:
     rows = subject.rows(sql.CHECKS, limit=_CHECKS_PER_TOPIC)
     if rows and running is not None and not done(found, "check"):
         yield subject.finding("duty.missing/check", {"duty": "check"})
-    for topic, unfenced, due, late, unasked, fenced_late, overdue, half_id, some_asked in rows:
+    for topic, unfenced, due, late, unasked, fenced_late, overdue, half_id, remote, remote_id, some_asked in rows:
         if registered is not None:
             missing = 0 if topic in registered else unfenced
             why = f"{subject.app} registers no checker for this topic"
@@ -151,6 +151,9 @@ def checks(subject: Subject) -> Iterator[Diagnosis]:
         if waiting := fenced_late + (0 if missing else late):
             halves = at_most(waiting, _CHECKS_PER_TOPIC)
             yield subject.finding("check.late", {"topic": topic, "halves": halves, "overdue": overdue})
+        if remote:
+            details = {"topic": topic, "halves": at_most(remote, _CHECKS_PER_TOPIC), "half_id": remote_id}
+            yield subject.finding("check.late/remote", details | {"overdue": overdue})
 
 
 def reconciliations(subject: Subject) -> Iterator[Diagnosis]:

@@ -160,6 +160,12 @@ RULES: Mapping[str, Rule] = {
         _WORKER + " --roles check",
         page="halves?topic&status=orphan",
     ),
+    "check.late/remote": Rule(
+        "{halves:half|halves} of topic {topic!r}, such as {half_id}, sent by clients of RocketMQ, {halves:=waits|wait} "
+        "for a check that was due {overdue:duration} ago: no producer of the topic is connected to a server.",
+        "start the producer again; see that a server runs: outbox rocketmq serve {at}\nor " + _DECIDE,
+        page="halves?topic&status=orphan",
+    ),
     "half.old": Rule(
         "The oldest undecided half, {half_id} of topic {topic!r}, is {age:duration} old, and {state}.",
         _SEE_HALF + "see that a worker checks: " + _WORKER + " --roles check\nor " + _DECIDE,

@@ -31,22 +31,26 @@ SELECT c.topic, count(*), count(c.parked_at), count(*) FILTER (WHERE due),
 
 #: Counts, for each topic, of the ``limit`` undecided halves whose check comes first, without parked ones. Late is a
 #: check that was due ``check`` intervals ago. Rows: ``(topic, unfenced, of them due, of them late, of them late and no
-#: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, a checker was asked
-#: about one of the topic's last ones)``.
+#: checker was ever asked, fenced and late, seconds since the first was due, the first unfenced id, late ones of remote
+#: producers, the first id of these, a checker was asked about one of the topic's last ones)``. Unfenced ones are those
+#: that a checker of an application is to be asked about.
 CHECKS = Template(f"""{KNOWN_TOPICS}
 SELECT k.topic, f.*,
        EXISTS (SELECT FROM (SELECT c.check_times FROM {{s}}.half_check c
-                             WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced
+                             WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced AND c.asker IS NULL
                              ORDER BY c.next_check_at DESC LIMIT %(limit)s) l WHERE check_times > 0)
   FROM (SELECT topic FROM known WHERE topic IS NOT NULL LIMIT %(limit)s) k
  CROSS JOIN LATERAL (
-       SELECT count(*) FILTER (WHERE NOT fenced), count(*) FILTER (WHERE NOT fenced AND due),
-              count(*) FILTER (WHERE NOT fenced AND late), count(*) FILTER (WHERE unasked),
+       SELECT count(*) FILTER (WHERE native), count(*) FILTER (WHERE native AND due),
+              count(*) FILTER (WHERE native AND late), count(*) FILTER (WHERE unasked),
               count(*) FILTER (WHERE fenced AND late),
               extract(epoch FROM statement_timestamp() - min(next_check_at))::float8,
-              (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE NOT fenced))[1]
+              (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE native))[1],
+              count(*) FILTER (WHERE remote AND late),
+              (array_agg(half_id ORDER BY next_check_at) FILTER (WHERE remote AND late))[1]
          FROM (SELECT half_id, fenced, next_check_at, next_check_at <= statement_timestamp() AS due, l.late,
-                      l.late AND NOT fenced AND check_times = 0
+                      asker IS NOT NULL AS remote, NOT fenced AND asker IS NULL AS native,
+                      l.late AND NOT fenced AND asker IS NULL AND check_times = 0
                       AND NOT EXISTS (SELECT FROM {{s}}.check_history h
                                        WHERE h.half_id = c.half_id AND h.asked = 'checker') AS unasked
                  FROM {{s}}.half_check c
@@ -318,12 +322,12 @@ SELECT p.consumer_group, p.topic, extract(epoch FROM clock_timestamp() - min(n.v
  GROUP BY 1, 2
 """)
 
-#: Counts of failed messages, of those that wait for an earlier one of their key, and of parked ones that aren't
-#: discarded, ``limit`` of each at most; and whether the group is held back: a part of `GroupStats`.
+#: Counts of failed messages, of those that wait for an earlier one of their key, of taken ones, and of parked ones that
+#: aren't discarded, ``limit`` of each at most; and whether the group is held back: a part of `GroupStats`.
 FAILURES = Query(f"""
--- group topic failed oldest_due overdue waiting parked oldest_parked parked_id paused breaker_open
+-- group topic failed oldest_due overdue waiting taken parked oldest_parked parked_id paused breaker_open
 {GROUP_QUEUES}
-SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id, h.paused, h.breaker_open
+SELECT g.consumer_group, g.topic, f.*, w.waiting, t.taken, n.parked, p.age, p.message_id, h.paused, h.breaker_open
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
  CROSS JOIN LATERAL (
        SELECT coalesce(bool_or(paused_at IS NOT NULL), false), coalesce(bool_or(opened_at IS NOT NULL), false)
@@ -342,6 +346,10 @@ SELECT g.consumer_group, g.topic, f.*, w.waiting, n.parked, p.age, p.message_id,
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'waiting'
            AND order_key IS NOT NULL AND discarded_at IS NULL
          LIMIT %(limit)s) f) w (waiting)
+ CROSS JOIN LATERAL (
+       SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'taken'
+         LIMIT %(limit)s) f) t (taken)
  CROSS JOIN LATERAL (
        SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' AND discarded_at IS NULL

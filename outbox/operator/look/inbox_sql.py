@@ -33,8 +33,8 @@ FEW_ROWS = 5_000
 UNCLASSIFIED = "unclassified"
 
 #: Which index leads to the rows: that of the parked ones, place by place or (where they are few) all of them; that of
-#: the failed, the waiting or the discarded ones, all of them; the primary key, group by group.
-Source = Literal["parked", "parked_few", "failed", "waiting", "discarded", "all"]
+#: the failed, the waiting, the taken or the discarded ones, all of them; the primary key, group by group.
+Source = Literal["parked", "parked_few", "failed", "waiting", "taken", "discarded", "all"]
 
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=(1 << 128) - 1)
 
@@ -143,6 +143,7 @@ _IN_SOURCE = {"parked": "m.topic = p.topic AND m.status = 'parked'", "all": "tru
 _ONLY = {
     "parked_few": "m.status = 'parked'",
     "failed": "m.status = 'failed'",
+    "taken": "m.status = 'taken'",
     "waiting": "m.status = 'waiting' AND m.order_key IS NOT NULL AND m.discarded_at IS NULL",
     "discarded": "m.discarded_at IS NOT NULL",
 }

@@ -391,6 +391,7 @@ def _sources(connection: Connection, schema: str, query: InboxQuery) -> list[tup
         Status.PARKED: (few, "parked"),
         Status.FAILED: ("failed", "all"),
         Status.WAITING: ("waiting", "all"),
+        Status.TAKEN: ("taken", "all"),
         Status.QUARANTINED: (None, "all"),
     }
     statuses = set(query.status)

@@ -87,6 +87,19 @@ class CheckerMissing(TelemetryEvent):
 
 
 @event(
+    "check.no_producer",
+    "check",
+    logging.WARNING,
+    "halves of topic %(topic)r that came by %(asker)s wait for a check, and no producer of it is connected here",
+)
+class ProducerMissing(TelemetryEvent):
+    """Orphans of remote producers wait, and none is connected that could be asked; no check is used up by that."""
+
+    topic: str
+    asker: str
+
+
+@event(
     "check.hanging",
     "check",
     logging.ERROR,

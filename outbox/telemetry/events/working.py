@@ -11,6 +11,49 @@ from typing import Any
 
 from outbox.telemetry.hooks import TelemetryEvent, event
 
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+@event("rocketmq.serving", "rocketmq", logging.INFO, "serving RocketMQ's clients on %(addresses)s")
+class RocketmqServing(TelemetryEvent):
+    """A server of RocketMQ's protocol takes calls at these addresses now."""
+
+    addresses: tuple[str, ...]
+
+
+@event("rocketmq.stopped", "rocketmq", logging.INFO, "the server of RocketMQ's clients has stopped")
+class RocketmqStopped(TelemetryEvent):
+    """A server of RocketMQ's protocol has ended; all calls that it had begun were answered, or cut off."""
+
+
+@event(
+    "rocketmq.call_failed",
+    "rocketmq",
+    logging.ERROR,
+    "%(call)s of client %(client)s, topic %(topic)r, failed in the server",
+)
+class ClientCallFailed(TelemetryEvent):
+    """A call of a client was answered with 50001, since the server or the database failed at it."""
+
+    call: str
+    client: str
+    topic: str
+
+
+@event(
+    "rocketmq.refused",
+    "rocketmq",
+    logging.WARNING,
+    "%(call)s of client %(client)s was refused: %(reason)s",
+)
+class ClientRefused(TelemetryEvent):
+    """A client wasn't let in, or asked for what its user may not do; ``reason`` has no secret."""
+
+    call: str
+    client: str
+    reason: str
+
+
 # --- worker ----------------------------------------------------------------------------------------------------------
 
 

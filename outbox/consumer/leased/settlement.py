@@ -1,0 +1,209 @@
+"""Settle leased messages: each act is one guarded statement in the caller's transaction.
+
+A client that has taken a message says what came of it: it is done (`acknowledge`), it needs more time (`extend`), or
+it failed (`fail`). What it says counts as long as its lease does: the number of the lease is the row's, and its end
+lies ahead by the database's clock. Else it is told that it came too late, and changes nothing: by then the message may
+be in other hands. An acknowledgement that is given again is told that it counted the first time.
+
+In the transaction of the application's own change (`acknowledge` with its connection) the effect is exactly once: where
+the lease has ended, the caller rolls its change back.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from outbox.calling.callback import parked_callback
+from outbox.consumer import key_order, subscription
+from outbox.consumer.failure import tell_parked
+from outbox.consumer.leased import sql
+from outbox.consumer.sql import InboxUpdate, message_by_id, write_attempt
+from outbox.consumer.subscription import EVERYTHING, Entry, Subscription, to_entry
+from outbox.database.at_commit import after_commit
+from outbox.database.execute import Row, Statement, execute
+from outbox.database.sql import GroupQueue
+from outbox.message.answer import HandlerFailure
+from outbox.message.model import Message, Status
+from outbox.settings import Settings
+from outbox.telemetry.events import MessagesHandled
+from outbox.telemetry.hooks import emit
+from outbox.text import process_name
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+#: The longest time (seconds) for which a message can be taken at once.
+LONGEST_LEASE = 12 * 3600.0
+
+
+class Settled(enum.Enum):
+    """What came of a client's word on a leased message."""
+
+    DONE = enum.auto()
+    BEFORE = enum.auto()  # the same lease has acknowledged it before
+    LATE = enum.auto()  # the lease has ended, or never was: nothing is changed
+
+
+class MessageLease(NamedTuple):
+    """The right of a client to one message: of a group, under the name by which it keeps the topic, by its number."""
+
+    group: str
+    topic: str
+    queue: int
+    position: int
+    message_id: UUID
+    number: int
+
+
+@dataclass(slots=True)
+class Taken:
+    """A message that a client has taken: at attempt number ``attempt``, from 1, ``until`` then by the database."""
+
+    message: Message
+    lease: MessageLease
+    attempt: int
+    until: dt.datetime
+
+
+def acknowledge(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> list[Settled]:
+    """Write that messages were handled under their leases, in the caller's transaction; return what came of each."""
+    pairs: defaultdict[tuple[str, str], list[MessageLease]] = defaultdict(list)
+    for lease in leases:
+        pairs[lease.group, lease.topic].append(lease)
+    outcomes: dict[MessageLease, Settled] = {}
+    # In one order everywhere, as all locks of several rows.
+    for (group, topic), several in sorted(pairs.items()):
+        values = _columns(several)
+        (rows,) = execute(connection, sql.acknowledge(schema, group=group, topic=topic, **values))
+        done = {row[0] for row in rows}
+        outcomes |= dict.fromkeys((each for each in several if each.message_id in done), Settled.DONE)
+        if rows:
+            _go_on(connection, schema, group, topic, rows)
+        if missing := [each for each in several if each not in outcomes]:
+            before = sql.settled_before(schema, group=group, topic=topic, **_columns(missing))
+            known = {id_ for (id_,) in execute(connection, before)[0]}
+            for each in missing:
+                outcomes[each] = Settled.BEFORE if each.message_id in known else Settled.LATE
+    return [outcomes[lease] for lease in leases]
+
+
+def _columns(leases: Iterable[MessageLease]) -> dict[str, Any]:
+    ordered = sorted(leases, key=lambda lease: lease.message_id)
+    return {"ids": [each.message_id for each in ordered], "numbers": [each.number for each in ordered]}
+
+
+def _go_on(connection: Connection, schema: str, group: str, topic: str, rows: Sequence[Row]) -> None:
+    """Release what waited for messages that are done, and tell of them after the COMMIT."""
+    keys = dict.fromkeys(key for *_, key in rows if key is not None)
+    if keys:
+        execute(connection, *(key_order.release_key(schema, group, topic, key) for key in keys))
+    told: defaultdict[tuple[int, int], list[UUID]] = defaultdict(list)
+    for id_, attempt, queue, _ in rows:
+        told[queue, attempt].append(id_)
+    for (queue, attempt), ids in told.items():
+        event = MessagesHandled(group=group, topic=topic, queue=queue, message_ids=tuple(ids), attempt=attempt)
+        after_commit(connection, partial(emit, event))
+
+
+def extend(
+    connection: Connection, schema: str, lease: MessageLease, seconds: float
+) -> tuple[MessageLease, dt.datetime] | None:
+    """Have a lease end in so many seconds from now (0: now); return that which takes its place, and its end.
+
+    None: it has ended, and nothing is changed.
+    """
+    (rows,) = execute(connection, sql.extend(schema, **_named(lease), number=lease.number, invisible=seconds))
+    return (lease._replace(number=rows[0][0]), rows[0][1]) if rows else None
+
+
+def renew(connection: Connection, schema: str, leases: Sequence[MessageLease], seconds: float) -> set[UUID]:
+    """Have leases of one group and topic end in so many seconds from now, each under its number.
+
+    Return the messages of those that hadn't ended.
+    """
+    if not leases:
+        return set()
+    of = {"group": leases[0].group, "topic": leases[0].topic}
+    (rows,) = execute(connection, sql.renew(schema, **of, **_columns(leases), invisible=seconds))
+    return {id_ for (id_,) in rows}
+
+
+def fail(
+    connection: Connection,
+    of_group: Subscription,
+    settings: Settings,
+    lease: MessageLease,
+    failure: HandlerFailure,
+    message: Message | None = None,
+) -> Settled:
+    """Write that an attempt under a lease failed: the message is due again later, or parked, by the group's rules.
+
+    As of a handler: a failure that says ``PARKED`` parks it at once, ``delay`` stands over the table of the group.
+    ``message`` is for the callback that is told of parked ones.
+    """
+    (rows,) = execute(connection, sql.lock(settings.schema, **_named(lease), number=lease.number))
+    if not rows:
+        return Settled.LATE
+    attempts, key, *_ = rows[0]
+    record(connection, of_group, settings, lease, failure, attempts=attempts + 1, key=key, message=message)
+    return Settled.DONE
+
+
+def record(
+    connection: Connection,
+    of_group: Subscription,
+    settings: Settings,
+    lease: MessageLease,
+    failure: HandlerFailure,
+    *,
+    attempts: int,
+    key: str | None,
+    message: Message | None = None,
+    worker: str | None = None,
+) -> InboxUpdate:
+    """Write what follows from a failed attempt at a message, whose row the transaction has locked; return its row.
+
+    ``key`` is the one that the row holds back, ``worker`` the client that has had it.
+    """
+    of = GroupQueue(settings.schema, lease.group, lease.topic, lease.queue)
+    entry = Entry(lease.position, lease.message_id, message)
+    row = subscription.settle(of_group, entry, attempts, failure.about(message), settings.retry_jitter)
+    values = {"status": row.status, "attempts": row.attempts, "delay": row.delay, "error": row.error, "kind": row.kind}
+    statements: list[Statement] = [
+        sql.fail(settings.schema, group=lease.group, id=lease.message_id, holds=row.holds, **values),
+        write_attempt(of, row, worker or process_name()),
+    ]
+    if row.status == Status.PARKED:
+        found = message or _message(connection, of_group, settings.schema, lease)
+        reason = row.error or row.kind or ""
+        statements += tell_parked(settings.schema, of_group, lease.message_id, found, reason, attempts)
+    if key is not None and not row.holds:
+        statements.append(key_order.release_key(settings.schema, lease.group, lease.topic, key))
+    execute(connection, *statements)
+    after_commit(connection, partial(emit, subscription.event_of(of, row)))
+    return row
+
+
+def _message(connection: Connection, of_group: Subscription, schema: str, lease: MessageLease) -> Message | None:
+    """Return a message that is parked, if a callback is told of it and its topic is in the same database."""
+    if parked_callback(of_group) is None or of_group.sources != (None,):
+        return None
+    (rows,) = execute(connection, message_by_id(schema, id=lease.message_id, **EVERYTHING))
+    return to_entry(rows[0], of_group, lease.queue).message if rows else None
+
+
+def give_up(connection: Connection, schema: str, group: str, topic: str, taker: str, seconds: float = 1.0) -> int:
+    """Have all that a client has taken of a topic due again in so many seconds: it ends. Return how many they are."""
+    values = {"group": group, "topic": topic, "taker": taker, "seconds": seconds}
+    return len(execute(connection, sql.give_up(schema, **values))[0])
+
+
+def _named(lease: MessageLease) -> dict[str, Any]:
+    return {"group": lease.group, "topic": lease.topic, "id": lease.message_id}

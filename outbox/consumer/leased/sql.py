@@ -1,0 +1,162 @@
+"""Statements about leased messages: take them, and settle them, each guarded by the number of its lease.
+
+All of them run in the consumer's database. A row that is `taken` has the number of its lease, and the lease's end in
+``next_attempt_at``: a message whose lease has ended is due again by itself, and nothing has to be written for that. A
+lease counts as long as its number is the row's, and its end lies ahead by the database's clock; a statement that
+changes a row asks both in its condition, which PostgreSQL asks again of a row that it waited for.
+"""
+
+from __future__ import annotations
+
+from outbox.consumer.sql import FIRST_FAILED_AT, MARKED_TRANSACTION, is_first_of_key, last_turn
+from outbox.database.execute import Template
+
+_UNTIL = "clock_timestamp() + make_interval(secs => %(invisible)s)"
+# Drawn, not counted: whatever becomes of a row (a retry by an operator, a reset), no older handle fits a later lease.
+_NUMBER = "(random() * 9007199254740991)::bigint"
+
+#: What the inbox says of an attempt whose client didn't settle its message.
+LAPSED = "taken, and not settled before the lease ended"
+
+# As in the retry pass: a row that another transaction has is left alone. The lease that lapsed was an attempt.
+#: Take messages that are due: they failed, or their lease has ended. Rows: ``(id, queue, position, attempts before
+#: this one, number of the lease, its end, it was never attempted, first failed at, passage, the lease before has
+#: lapsed, its client, order key)``.
+take_due: Template = Template(f"""
+WITH due AS MATERIALIZED (
+    SELECT message_id, status = 'taken' AS lapsed, attempts = 0 AND last_error IS NULL AND status = 'failed' AS is_new,
+           {FIRST_FAILED_AT} AS first_failed_at, taken_by
+      FROM {{s}}.consumer_message c
+     WHERE consumer_group = %(group)s AND topic = %(topic)s AND status IN ('failed', 'taken')
+       AND next_attempt_at <= clock_timestamp() AND {is_first_of_key("c")}
+     ORDER BY next_attempt_at LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED
+)
+UPDATE {{s}}.consumer_message m
+   SET status = 'taken', starts = 0, lease = {_NUMBER}, attempts = m.attempts + due.lapsed::int,
+       next_attempt_at = {_UNTIL}, taken_by = %(taker)s, take_id = %(take_id)s, follows = false,
+       last_error = CASE WHEN due.lapsed THEN %(error)s ELSE m.last_error END,
+       error_kind = CASE WHEN due.lapsed THEN %(error)s ELSE m.error_kind END, changed_at = clock_timestamp()
+  FROM due
+ WHERE m.consumer_group = %(group)s AND m.message_id = due.message_id
+RETURNING m.message_id, m.queue, m.position, m.attempts, m.lease, m.next_attempt_at, due.is_new, due.first_failed_at,
+          m.passage, due.lapsed, due.taken_by, m.order_key
+""")
+
+#: Take again, under new leases, what an earlier take of the same name has, since its answer was lost.
+#: Rows: as of `take_due`.
+take_again: Template = Template(f"""
+UPDATE {{s}}.consumer_message m
+   SET lease = {_NUMBER}, next_attempt_at = {_UNTIL}, taken_by = %(taker)s, changed_at = clock_timestamp()
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND take_id = %(take_id)s AND status = 'taken'
+   AND next_attempt_at > clock_timestamp()
+RETURNING message_id, queue, position, attempts, lease, next_attempt_at, false,
+          {FIRST_FAILED_AT}, passage, false, taken_by, order_key
+""")
+
+# No ON CONFLICT, as of those that are consumed: a quarantine that came in between must undo the whole take. A key is
+# only of a group that is ordered by key.
+#: Insert the inbox rows of new messages that are taken, in the transaction that was marked. Rows: ``(id, number of the
+#: lease, its end)``.
+take_new: Template = Template(f"""
+INSERT INTO {{s}}.consumer_message (consumer_group, message_id, topic, queue, position, status, attempts, body_digest,
+                                   passage, next_attempt_at, lease, taken_by, take_id, order_key, turn)
+SELECT %(group)s, id, %(topic)s, %(queue)s, position, 'taken', 0, digest, %(passage)s, {_UNTIL}, {_NUMBER}, %(taker)s,
+       %(take_id)s, key,
+       CASE WHEN key IS NOT NULL THEN {last_turn("m.key")} + row_number() OVER (PARTITION BY key ORDER BY position) END
+  FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[], %(keys)s::text[])
+       AS m (id, position, digest, key)
+ WHERE {MARKED_TRANSACTION}
+RETURNING message_id, lease, next_attempt_at
+""")
+
+#: Take messages that this passage handles again, over their rows of an earlier one, which are locked and were kept.
+take_reread: Template = Template(f"""
+UPDATE {{s}}.consumer_message c
+   SET status = 'taken', attempts = 0, starts = 0, lease = {_NUMBER}, next_attempt_at = {_UNTIL}, queue = %(queue)s,
+       position = m.position, body_digest = m.digest, last_error = NULL, error_kind = NULL, passage = %(passage)s,
+       taken_by = %(taker)s, take_id = %(take_id)s, follows = false, order_key = m.key,
+       turn = CASE WHEN m.key IS NOT NULL THEN {last_turn("m.key")} + m.number END, changed_at = clock_timestamp()
+  FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[], %(keys)s::text[])
+       WITH ORDINALITY AS m (id, position, digest, key, number)
+ WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND {MARKED_TRANSACTION}
+RETURNING c.message_id, c.lease, c.next_attempt_at
+""")
+
+#: The condition that a lease, by its message and its number, is the row's and hasn't ended.
+_HELD = "m.status = 'taken' AND m.lease = l.number AND m.next_attempt_at > clock_timestamp()"
+
+# The number of the lease stays: the client that settles twice, since its answer was lost, is told that it has.
+#: Write that messages were handled under these leases. Rows: ``(id, attempts, queue, order key)``, of those that could.
+acknowledge: Template = Template(f"""
+UPDATE {{s}}.consumer_message m
+   SET status = 'consumed', attempts = attempts + 1, next_attempt_at = NULL, last_error = NULL, error_kind = NULL,
+       taken_by = NULL, take_id = NULL, order_key = NULL, turn = NULL, follows = false, changed_at = clock_timestamp()
+  FROM (SELECT c.message_id, c.order_key, l.number
+          FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+          JOIN {{s}}.consumer_message c ON c.consumer_group = %(group)s AND c.message_id = l.id) l
+ WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.message_id AND {_HELD}
+RETURNING m.message_id, m.attempts, m.queue, l.order_key
+""")
+
+#: Which of these leases have settled their message before. Rows: ``(id,)``.
+settled_before: Template = Template("""
+SELECT m.message_id FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+  JOIN {s}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
+ WHERE m.status = 'consumed' AND m.lease = l.number
+""")
+
+#: Have a lease end in so many seconds from now, under a new number. Rows: ``(number, end)``, or none if it has ended.
+extend: Template = Template(f"""
+UPDATE {{s}}.consumer_message m SET lease = {_NUMBER}, next_attempt_at = {_UNTIL}, changed_at = clock_timestamp()
+  FROM (SELECT %(number)s::bigint AS number) l
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(id)s AND {_HELD}
+RETURNING lease, next_attempt_at
+""")
+
+#: Renew leases under their numbers: their clients are at work. Rows: ``(id,)`` of those that haven't ended.
+renew: Template = Template(f"""
+UPDATE {{s}}.consumer_message m SET next_attempt_at = {_UNTIL}
+  FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = l.id AND {_HELD}
+RETURNING message_id
+""")
+
+#: Lock a message under a lease that hasn't ended. Rows: ``(attempts, order key, body digest, passage, queue,
+#: position)`` or none.
+lock: Template = Template(f"""
+SELECT m.attempts, m.order_key, m.body_digest, m.passage, m.queue, m.position
+  FROM {{s}}.consumer_message m, (SELECT %(number)s::bigint AS number) l
+ WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = %(id)s AND {_HELD}
+   FOR UPDATE OF m
+""")
+
+#: Write what became of a locked message whose attempt failed: it is due again after ``delay`` seconds, or parked.
+fail: Template = Template(
+    """
+UPDATE {s}.consumer_message
+   SET status = %(status)s, attempts = %(attempts)s, taken_by = NULL, take_id = NULL,
+       next_attempt_at = clock_timestamp() + make_interval(secs => %(delay)s), last_error = %(error)s,
+       error_kind = %(kind)s, order_key = CASE WHEN %(holds)s THEN order_key END,
+       turn = CASE WHEN %(holds)s THEN turn END, changed_at = clock_timestamp()
+ WHERE consumer_group = %(group)s AND message_id = %(id)s
+""",
+    lossy=("error", "kind"),
+)
+
+#: Have all that a client has taken of a group due again soon: it has said that it ends. Rows: ``(id,)``.
+give_up: Template = Template("""
+UPDATE {s}.consumer_message
+   SET next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s), changed_at = clock_timestamp()
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'taken' AND taken_by = %(taker)s
+   AND next_attempt_at > clock_timestamp() + make_interval(secs => %(seconds)s)
+RETURNING message_id
+""")
+
+#: Write of a message that was taken just now, under a lease, that it was too old to be handled.
+expire: Template = Template("""
+UPDATE {s}.consumer_message
+   SET status = 'expired', next_attempt_at = NULL, taken_by = NULL, take_id = NULL, order_key = NULL, turn = NULL,
+       follows = false, changed_at = clock_timestamp()
+ WHERE consumer_group = %(group)s AND message_id = %(id)s AND status = 'taken' AND lease = %(number)s
+""")

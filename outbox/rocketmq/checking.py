@@ -1,0 +1,189 @@
+"""Ask remote producers about their halves: by a client's telemetry stream, and its EndTransaction is the answer.
+
+The check itself is that of workers (`outbox.check.check_pass`), with a checker for each topic of which a producer is
+connected to this process; it leases halves of this asker alone, so that a checker in Python of the same topic and a
+remote producer never race, and several servers share the work. While no producer of a topic is connected, none of its
+halves is leased, and no check is used up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.check.asker import Asker, Checker
+from outbox.check.check_pass import check_once
+from outbox.database.engines import EngineRunner
+from outbox.database.execute import Backoff, execute
+from outbox.database.sql import nudge
+from outbox.errors import ErrorKind, OutboxError
+from outbox.message.model import Counts, Orphan, Resolution
+from outbox.rocketmq.clients import Clients
+from outbox.rocketmq.mapping import CLIENT_HEADER, wire_message
+from outbox.rocketmq.sending import ASKER
+from outbox.rocketmq.tables import Tables
+from outbox.rocketmq.wire import new
+from outbox.telemetry.events import HalfChecked, PassFailed
+from outbox.telemetry.hooks import TelemetryEvent, add_hook, emit
+from outbox.text import message_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+#: The part of a checker's time that a client has for its answer: the rest is for its record.
+_FOR_CLIENT = 0.9
+#: How long (seconds) an EndTransaction waits for the check to record it, before it decides by itself.
+_RECORD_WITHIN = 3.0
+_STOP_WITHIN = 10.0
+_DUTY = "rocketmq check"
+
+
+class NoVerdict(OutboxError):
+    """No producer answered a question in time, or none is connected any more."""
+
+    kind = ErrorKind.UNAVAILABLE
+
+
+@dataclass(eq=False, slots=True)
+class Question:
+    """A question to a client: the verdict, and what waits for it to be recorded."""
+
+    answered: threading.Event = field(default_factory=threading.Event)
+    resolution: Resolution = Resolution.UNKNOWN
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Questions:
+    """The questions that wait for an answer, by their halves."""
+
+    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+        self._clients = clients
+        self._loop = loop
+        self._open: dict[UUID, Question] = {}
+
+    def ask(self, orphan: Orphan, timeout: float) -> Resolution:
+        """Ask a producer about a half, in the thread of its check; return the verdict.
+
+        Raises:
+            NoVerdict: none is connected, or it doesn't answer within ``timeout`` seconds.
+        """
+        candidates = self._clients.producers(orphan.topic, orphan.headers.get(CLIENT_HEADER))
+        streams = [(client, client.streams[-1:]) for client in candidates]
+        client, stream = next(((client, stream[0]) for client, stream in streams if stream), (None, None))
+        if client is None or stream is None:
+            raise NoVerdict(f"no producer of topic {orphan.topic!r} is connected any more")
+        question = self._open[orphan.id] = Question()
+        asking = new("RecoverOrphanedTransactionCommand", message=wire_message(orphan), transaction_id=str(orphan.id))
+        stream.put(new("TelemetryCommand", recover_orphaned_transaction_command=asking))
+        if not question.answered.wait(timeout):
+            client.unanswered_at = time.monotonic()
+            if self._open.get(orphan.id) is question:
+                del self._open[orphan.id]
+            raise NoVerdict(f"client {client.id} gave no answer within {timeout:g} s")
+        client.unanswered_at = None
+        return question.resolution
+
+    def hand_over(self, half_id: UUID, resolution: Resolution) -> Awaitable[object] | None:
+        """Give a client's verdict to the check that waits for it; return what to await until it is recorded.
+
+        None: no check waits. To be called in the loop.
+        """
+        if (question := self._open.get(half_id)) is None or question.answered.is_set():
+            return None
+        question.resolution = resolution
+        question.answered.set()
+        return asyncio.wait({asyncio.ensure_future(question.recorded.wait())}, timeout=_RECORD_WITHIN)
+
+    def tell(self, event: TelemetryEvent) -> None:
+        """Note that the answer to a question was recorded: a hook."""
+        if isinstance(event, HalfChecked) and (question := self._open.pop(event.half_id, None)) is not None:
+            self._loop.call_soon_threadsafe(question.recorded.set)
+
+
+class LiveCheckers(dict[str, Checker]):
+    """The checkers of the topics of which a producer is connected at the moment."""
+
+    def __init__(self, tables: Tables, clients: Clients, questions: Questions) -> None:
+        super().__init__()
+        self._tables = tables
+        self._clients = clients
+        self._questions = questions
+        self._made: dict[str, Checker] = {}
+
+    def renew(self) -> None:
+        """Have those that are connected now."""
+        topics = self._clients.asked_about()
+        for topic in topics - self._made.keys():
+            timeout = self._tables.settings.check_timeout * _FOR_CLIENT
+            ask = partial(self._questions.ask, timeout=timeout)
+            functions = self._tables.outbox.functions
+            codecs = self._tables.outbox.codecs
+            self._made[topic] = Checker.declare(
+                self._tables.settings, topic, lambda orphan, ask=ask: ask(orphan), None, codecs, beside=functions
+            )
+        self.clear()
+        self.update((topic, self._made[topic]) for topic in topics)
+
+    def get(self, topic: str, default: Checker | None = None) -> Checker | None:  # type: ignore[override]
+        """Return the checker of a topic of which a producer is connected still."""
+        return super().get(topic, default) if topic in self._clients.asked_about() else default
+
+
+class Checking:
+    """The check of remote producers' halves, in a thread of its own."""
+
+    def __init__(self, tables: Tables, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+        self._tables = tables
+        self.questions: Questions = Questions(clients, loop)
+        self._checkers = LiveCheckers(tables, clients, self.questions)
+        self._asker = Asker(lambda _: EngineRunner(tables.engine), tables.settings.checks_in_flight, ASKER)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outbox-rocketmq-check", daemon=True)
+
+    def start(self) -> None:
+        """Begin to check."""
+        self._forget = add_hook(self.questions.tell)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no new check; wait for those that are under way, and for a moment at most."""
+        self._stopping.set()
+        self._thread.join(_STOP_WITHIN)
+        self._asker.end()
+        self._forget()
+
+    def _run(self) -> None:
+        settings, failures = self._tables.settings, 0
+        backoff = Backoff(min(1.0, settings.reconnect_cap), settings.reconnect_cap)
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            try:
+                more = self.once().more
+            except Exception as error:
+                failures, pause = failures + 1, backoff.next()
+                facts: dict[str, Any] = {"reason": message_of(error), "connection_lost": isinstance(error, DBAPIError)}
+                emit(PassFailed(duty=_DUTY, failures=failures, repeated=failures > 1, error=error, **facts))
+            else:
+                backoff.reset()
+                failures, pause = 0, 0.0 if more else settings.check_interval
+
+    def once(self) -> Counts:
+        """Make one pass."""
+        self._checkers.renew()
+        with self._tables.outbox.active():
+            counts = EngineRunner(self._tables.engine).run(self._pass)
+        if counts.done:
+            self._tables.do(lambda connection: execute(connection, nudge(self._tables.schema)))
+        return counts
+
+    def _pass(self, connection: Connection, _: Connection) -> Counts:
+        stopping = self._stopping.is_set
+        return check_once(connection, self._tables.settings, self._checkers, self._asker, stopping=stopping)

@@ -1,0 +1,222 @@
+"""Know the clients that are connected to this process: what they are, and which of them can be asked.
+
+A client is known by its id from its first request on. It can be told something while it has a telemetry stream open
+here. All is by this process's own sight: another server on the same port has other clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outbox.rocketmq.options import UserOptions
+from outbox.rocketmq.wire import WIRE, millis
+from outbox.text import storable
+
+#: For so long (seconds) a client without a stream is remembered after it was heard last, and so many of them at most.
+_REMEMBERED, _MOST = 600.0, 50_000
+#: A client that was heard within so many seconds is there, also without a stream: it sends a heartbeat each 10 s.
+_THERE = 30.0
+#: So many commands may wait for a client that doesn't take them.
+_MOST_COMMANDS = 1_000
+#: What a client tells of itself in the metadata of a request, behind ``x-mq-``.
+_TOLD = ("language", "client-version")
+_KINDS = {number: name for name, number in WIRE.enums["ClientType"].items()}
+_PRODUCER = WIRE.enums["ClientType"]["PRODUCER"]
+PUSH_CONSUMER: int = WIRE.enums["ClientType"]["PUSH_CONSUMER"]
+
+
+class CommandStream:
+    """The server's half of a client's telemetry stream: commands go in by any thread, and come out in the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._commands: deque[Any] = deque(maxlen=_MOST_COMMANDS)
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def put(self, command: Any) -> None:
+        """Have a command sent; the oldest one is left out where a client doesn't take any."""
+        self._loop.call_soon_threadsafe(self._put, command)
+
+    def _put(self, command: Any) -> None:
+        self._commands.append(command)
+        self._news.set()
+
+    def end(self) -> None:
+        """End the stream once its commands are sent; to be called in the loop."""
+        self._ended = True
+        self._news.set()
+
+    async def next(self) -> Any:
+        """Return the next command; None at the end."""
+        while not self._commands:
+            if self._ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        return self._commands.popleft()
+
+
+@dataclass(eq=False, slots=True)
+class Client:
+    """A client, as its requests have told of it; times are of `time.monotonic`.
+
+    ``user`` is the one that has signed its last request. ``topics`` are those that its settings name, ``transactions``
+    those to which it has sent halves. ``unanswered_at`` is when it let a question time out last.
+    """
+
+    id: str
+    language: str
+    version: str
+    host: str
+    since: float
+    user: UserOptions
+    kind: int = 0
+    group: str | None = None
+    topics: frozenset[str] = frozenset()
+    transactions: set[str] = field(default_factory=set)
+    heard_at: float = 0.0
+    unanswered_at: float | None = None
+    has_left: bool = False
+    streams: list[CommandStream] = field(default_factory=list)
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Is there a stream of a producer that hasn't said goodbye? One that is stopped may keep its stream open."""
+        return bool(self.streams) and not self.has_left
+
+    @property
+    def is_there(self) -> bool:
+        """Is it connected, or was it heard lately?"""
+        return not self.has_left and (bool(self.streams) or time.monotonic() - self.heard_at < _THERE)
+
+    @property
+    def is_push(self) -> bool:
+        """Is it a push consumer, as far as it has said?"""
+        return self.kind == PUSH_CONSUMER
+
+    def facts(self) -> dict[str, Any]:
+        """Return what an operator sees of it."""
+        return {
+            "id": self.id,
+            "kind": _KINDS.get(self.kind, str(self.kind)) if self.kind else None,
+            "language": self.language,
+            "version": self.version,
+            "host": self.host,
+            "group": self.group,
+            "topics": sorted(self.topics | self.transactions),
+            "connected": self.can_be_asked,
+            "seconds": round(time.monotonic() - self.since, 1),
+            "heard_seconds_ago": round(time.monotonic() - self.heard_at, 1),
+        }
+
+
+class Clients:
+    """The clients of a process, by their ids. Safe to be used by several threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._guard = threading.Lock()
+        self._clients: dict[str, Client] = {}
+        self._turn = itertools.count()
+
+    def heard(self, id_: str, user: UserOptions, metadata: Mapping[str, str], host: str) -> Client:
+        """Return the client that a request is of, and note that it was heard."""
+        now = time.monotonic()
+        with self._guard:
+            if (client := self._clients.get(id_)) is None:
+                if len(self._clients) >= _MOST:
+                    self._forget(now)
+                language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _TOLD)
+                client = self._clients[id_] = Client(id_, language, version, host, now, user)
+            client.heard_at, client.user = now, user
+            return client
+
+    def _forget(self, now: float) -> None:
+        """Forget those that are gone, or the one that was heard the longest ago; the lock is held."""
+        absent = [each for each in self._clients.values() if not each.streams]
+        gone = [each for each in absent if now - each.heard_at > _REMEMBERED]
+        for each in gone or sorted(absent, key=lambda each: each.heard_at)[:1]:
+            del self._clients[each.id]
+
+    def open(self, client: Client) -> CommandStream:
+        """Return a stream of commands to a client."""
+        stream = CommandStream(self._loop)
+        with self._guard:
+            client.streams.append(stream)
+            client.has_left = False
+        return stream
+
+    def close(self, client: Client, stream: CommandStream) -> None:
+        """Note that a stream has ended."""
+        with self._guard:
+            client.streams.remove(stream)
+
+    def settle(self, client: Client, settings: Any) -> None:
+        """Note what a client's settings say of it."""
+        if settings.HasField("client_type"):
+            client.kind = settings.client_type
+        if settings.HasField("publishing"):
+            client.kind = client.kind or _PRODUCER
+            client.topics = frozenset(topic.name for topic in settings.publishing.topics)
+        elif settings.HasField("subscription"):
+            client.topics = frozenset(entry.topic.name for entry in settings.subscription.subscriptions)
+            client.group = settings.subscription.group.name or None
+        if language := settings.user_agent.language:
+            names = {number: name for name, number in WIRE.enums["Language"].items()}
+            client.language = names.get(language, client.language)
+
+    def leave(self, client: Client) -> None:
+        """Note that a client has said goodbye: it isn't asked any more, for none of its topics."""
+        with self._guard:
+            client.has_left = True
+            client.transactions.clear()
+
+    def end_streams(self) -> None:
+        """End all streams; to be called in the loop."""
+        with self._guard:
+            for stream in [each for client in self._clients.values() for each in client.streams]:
+                stream.end()
+
+    def asked_about(self) -> set[str]:
+        """Return the topics of which a producer is connected that can be asked."""
+        with self._guard:
+            producers = [each for each in self._clients.values() if each.can_be_asked and each.kind == _PRODUCER]
+            named = {(each.user.may_send, topic) for each in producers for topic in each.topics | each.transactions}
+        return {topic for may_send, topic in named if may_send(topic)}
+
+    def producers(self, topic: str, sender: str | None) -> list[Client]:
+        """Return those to ask about a half of a topic, the best first.
+
+        The sender, then those that have sent halves to the topic (they have a checker), then those whose settings name
+        it, in turn; those that let the last question time out come behind all others.
+        """
+        with self._guard:
+            able = [each for each in self._clients.values() if each.can_be_asked and each.kind == _PRODUCER]
+            known = [each for each in able if each.id == sender or topic in each.topics | each.transactions]
+        known = [each for each in known if each.user.may_send(topic)]
+        turn = next(self._turn)
+        known = known[turn % len(known) :] + known[: turn % len(known)] if known else known
+
+        def rank(each: Client) -> tuple[bool, bool, bool]:
+            return each.unanswered_at is not None, each.id != sender, topic not in each.transactions
+
+        return sorted(known, key=rank)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return what an operator sees of all that are there."""
+        with self._guard:
+            found = list(self._clients.values())
+        return [each.facts() for each in sorted(found, key=lambda each: each.since) if each.is_there]
+
+
+def seconds_of(duration: Any) -> float:
+    """Return the seconds of a Duration."""
+    return millis(duration) / 1000

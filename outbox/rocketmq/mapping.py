@@ -1,0 +1,233 @@
+"""Make messages of ours of those of the wire, and the other way; ids and handles too.
+
+Tag, key and properties are tag, key and headers here. What else a client says of a message is in headers that begin
+with ``rocketmq-``, so that it comes out as it went in; a handler in Python sees them as any header. The key of a
+message is its message group; keys, of which a message may have several and by which nothing is ordered, are a header.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from outbox.errors import InvalidMessage
+from outbox.message.content import BYTES, ENCODING_HEADER, StoredBytes
+from outbox.message.ids import message_id
+from outbox.message.model import VERSION_AND_VARIANT, Message, Orphan, Outgoing, SendOptions
+from outbox.rocketmq.rules import DELAY, FIFO, NORMAL, OWN_PREFIXES, TRANSACTION, TYPES, Refused
+from outbox.rocketmq.wire import WIRE, Code, millis, new, span_of
+
+#: Headers of what a client has said. The id is there if the client made one, the type if it isn't NORMAL.
+ID_HEADER = "rocketmq-id"
+TYPE_HEADER = "rocketmq-type"
+KEYS_HEADER = "rocketmq-keys"
+BORN_AT_HEADER = "rocketmq-born-at"
+BORN_HOST_HEADER = "rocketmq-born-host"
+TRACE_HEADER = "rocketmq-trace"
+CLIENT_HEADER = "rocketmq-client"
+DELIVER_AT_HEADER = "rocketmq-deliver-at"
+BODY_ENCODING_HEADER = "rocketmq-encoding"
+
+#: How the id of a client begins, where it has the time in it, and when that time began (Unix seconds).
+_WITH_TIME, _EPOCH = "01", 1_609_459_200
+_ID_LENGTH = 34
+#: So far (seconds) a client's clock may be off, that its time is taken; around that border both ids are looked for.
+NEAR, _BORDER = 600.0, 120.0
+_GZIP = WIRE.enums["Encoding"]["GZIP"]
+_IDENTITY = WIRE.enums["Encoding"]["IDENTITY"]
+_MD5 = WIRE.enums["DigestType"]["MD5"]
+_GZIP_MAGIC = b"\x1f\x8b"
+_TYPE_NAMES = {number: name for name, number in TYPES.items()}
+_LATEST = dt.datetime(9999, 1, 1, tzinfo=dt.UTC).timestamp()
+
+
+def half_ids(topic: str, text: str, now: float) -> list[UUID]:
+    """Return the id that stands for a client's id of a message to a topic, the same for each try to send it.
+
+    Two where the first that is there counts: a client's clock is off by about `NEAR`, so that a later try may be on the
+    other side of that border. ``now`` is the database's Unix time. An id whose time is near makes a UUIDv7 of that
+    second, which is stored with the messages of its day; any other one makes the id of a business string.
+    """
+    other = message_id(topic, text)
+    if len(text) != _ID_LENGTH or not text.startswith(_WITH_TIME):
+        return [other]
+    try:
+        seconds = int(text[18:26], 16) + _EPOCH
+    except ValueError:
+        return [other]
+    hashed = int.from_bytes(hashlib.sha256(f"{topic}\0{text}".encode()).digest()[:10], "big")
+    rest = hashed & ~(0xF << 76) & ~(0b11 << 62) | VERSION_AND_VARIANT
+    of_time, off = UUID(int=(seconds * 1000 << 80) | rest), abs(now - seconds)
+    if abs(off - NEAR) < _BORDER:
+        return [of_time, other] if off < NEAR else [other, of_time]
+    return [of_time] if off < NEAR else [other]
+
+
+class Taken(NamedTuple):
+    """What a message of the wire is here: the message, the protocol's headers, and for how long a half is left alone.
+
+    ``immunity`` (seconds) is None if the client names none, or it is no half.
+    """
+
+    outgoing: Outgoing
+    own: dict[str, str]
+    immunity: float | None
+
+
+def taken(message: Any, kind: int, half_id: UUID, client: str, content_type: str | None) -> Taken:
+    """Return what a message of the wire is here; ``kind`` is its type, ``content_type`` that of its topic."""
+    system = message.system_properties
+    own = {ID_HEADER: system.message_id, CLIENT_HEADER: client}
+    if kind != NORMAL:
+        own[TYPE_HEADER] = _TYPE_NAMES[kind]
+    if system.keys:
+        own[KEYS_HEADER] = json.dumps(list(system.keys), ensure_ascii=False)
+    if system.HasField("born_timestamp"):
+        own[BORN_AT_HEADER] = str(millis(system.born_timestamp))
+    own |= {
+        name: text
+        for name, text in ((BORN_HOST_HEADER, system.born_host), (TRACE_HEADER, system.trace_context))
+        if text
+    }
+    if system.body_encoding == _GZIP:
+        own[BODY_ENCODING_HEADER] = "GZIP"
+        if message.body.startswith(_GZIP_MAGIC):  # old clients say so of zlib's streams, too, which handlers can't read
+            own[ENCODING_HEADER] = "gzip"
+    options: SendOptions = {
+        "id": half_id,
+        "key": system.message_group or None,
+        "tag": system.tag if system.HasField("tag") else None,
+        "headers": dict(message.user_properties),
+        "content_type": content_type or BYTES,
+    }
+    if system.HasField("delivery_timestamp"):
+        own[DELIVER_AT_HEADER] = str(due := millis(system.delivery_timestamp))
+        options["deliver_at"] = dt.datetime.fromtimestamp(min(max(due / 1000, 0), _LATEST), dt.UTC)
+    recovery = millis(system.orphaned_transaction_recovery_duration) / 1000
+    immunity = recovery if kind == TRANSACTION and recovery > 0 else None
+    return Taken(Outgoing(StoredBytes(message.body), **options), own, immunity)
+
+
+def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
+    """Return a message as clients receive it; its headers of ours aren't among the properties.
+
+    ``fifo``: for a group that keeps the order of keys, where the key of a message that no client has sent is its
+    message group; elsewhere it is one of its keys.
+    """
+    headers = message.headers
+    from_client = ID_HEADER in headers
+    gzip = headers.get(BODY_ENCODING_HEADER) == "GZIP"
+    try:
+        body = message.stored if gzip else message.raw
+    except InvalidMessage:  # larger than this server may decompress: the client can
+        body, gzip = message.stored, True
+    system = new(
+        "SystemProperties",
+        message_id=headers.get(ID_HEADER) or str(message.id),
+        keys=_keys(headers),
+        body_digest={"type": _MD5, "checksum": hashlib.md5(body, usedforsecurity=False).hexdigest().upper()},
+        body_encoding=_GZIP if gzip else _IDENTITY,
+        message_type=TYPES.get(headers.get(TYPE_HEADER, ""), NORMAL),
+        born_timestamp=span_of(_number(headers.get(BORN_AT_HEADER)) or _unix_ms(message.born_at)),
+        born_host=headers.get(BORN_HOST_HEADER, ""),
+    )
+    if message.tag is not None:
+        system.tag = message.tag
+    if (trace := headers.get(TRACE_HEADER)) is not None:
+        system.trace_context = trace
+    if message.key is not None:
+        if from_client or fifo:
+            system.message_group = message.key
+            if not from_client:
+                system.message_type = FIFO
+        else:
+            system.keys.append(message.key)
+    if (due := _number(headers.get(DELIVER_AT_HEADER))) is not None and system.message_type == DELAY:
+        system.delivery_timestamp.seconds, rest = divmod(due, 1000)
+        system.delivery_timestamp.nanos = rest * 1_000_000
+    properties = {name: text for name, text in headers.items() if not name.startswith(OWN_PREFIXES)}
+    topic = {"name": message.topic}
+    return new("Message", topic=topic, user_properties=properties, system_properties=system, body=body)
+
+
+def _keys(headers: Mapping[str, str]) -> list[str]:
+    try:
+        found = json.loads(headers.get(KEYS_HEADER, "[]"))
+    except ValueError:  # another sender has written the header, by hand
+        return []
+    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
+
+
+def _number(text: str | None) -> int | None:
+    """Return the number that a header is; None where another sender has written something else."""
+    return int(text) if text is not None and len(text) < 16 and text.lstrip("-").isdecimal() else None
+
+
+def _unix_ms(moment: dt.datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+# --- handles -------------------------------------------------------------------------------------------------------
+
+
+def _sealed(*parts: object) -> str:
+    """Return a handle: the parts, and a checksum, so that one that was cut or typed is none."""
+    text = " ".join(map(str, parts))
+    return base64.urlsafe_b64encode(f"{binascii.crc32(text.encode()):08x} {text}".encode()).decode().rstrip("=")
+
+
+def _opened(handle: str, parts: int) -> list[str] | None:
+    try:
+        text = base64.b64decode(handle + "=" * (-len(handle) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:  # it is none of ours
+        return None
+    checksum, _, rest = text.partition(" ")
+    words = rest.split(" ")
+    return words if checksum == f"{binascii.crc32(rest.encode()):08x}" and len(words) == parts else None
+
+
+def recall_handle(topic: str, half_id: UUID) -> str:
+    """Return the handle by which a delayed message is recalled."""
+    return _sealed("recall", topic, half_id)
+
+
+def recalled_id(handle: str, topic: str) -> UUID:
+    """Return the id of the message that a handle recalls; raise Refused if it is no handle of this topic."""
+    words = _opened(handle, 3)
+    if words is None or words[:2] != ["recall", topic]:
+        raise Refused(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid")
+    return UUID(words[2])
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptHandle:
+    """What a receipt handle says: a lease of a message in a group. It names no server: any one takes it."""
+
+    group: str
+    topic: str
+    queue: int
+    position: int
+    message_id: UUID
+    number: int
+
+    def __str__(self) -> str:
+        return _sealed("1", self.group, self.topic, self.queue, self.position, self.message_id, self.number)
+
+    @classmethod
+    def of(cls, handle: str, group: str, topic: str) -> ReceiptHandle:
+        """Return what a handle says; raise Refused if it is none, or another group's or topic's."""
+        words = _opened(handle, 7)
+        if words is None or words[0] != "1":
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's")
+        _, of_group, of_topic, queue, position, id_, number = words
+        if of_group != group or of_topic.partition("@")[0] != topic:
+            text = f"receipt handle is of group {of_group} and topic {of_topic}, not of {group} and {topic}"
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, text)
+        return cls(of_group, of_topic, int(queue), int(position), UUID(id_), int(number))

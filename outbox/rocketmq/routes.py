@@ -1,0 +1,123 @@
+"""Tell clients where to go and how to behave: routes, assignments, settings; and hear that they live.
+
+Every client dials what its route says, so a route echoes the address that the client has asked by: behind a balancer,
+a port that is forwarded or with TLS it is the one that works. Settings are always answered, with the fields without
+which a client starts and never receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from outbox.rocketmq.auth import must
+from outbox.rocketmq.clients import Client, Clients, CommandStream
+from outbox.rocketmq.options import TopicType
+from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused, check_group, check_topic
+from outbox.rocketmq.sending import no_topic
+from outbox.rocketmq.tables import Tables
+from outbox.rocketmq.wire import WIRE, Code, new, span_of, status_of
+
+#: How many messages a push consumer asks for at once, and for how long (seconds) a poll may wait.
+BATCH, POLLING = 32, 20
+_BROKER = "outbox"
+_READ_WRITE = WIRE.enums["Permission"]["READ_WRITE"]
+_MIXED = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+#: How often a producer tries to send, and its pauses.
+_PRODUCER_BACKOFF = {
+    "max_attempts": 3,
+    "exponential_backoff": {"initial": span_of(10), "max": span_of(1_000), "multiplier": 2.0},
+}
+
+
+class NoSettings(Exception):
+    """Settings of neither a producer nor a consumer: the stream ends with INVALID_ARGUMENT, as at the proxy."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no publishing or subscription data in settings")
+
+
+def accepted(kind: TopicType) -> list[int]:
+    """Return the numbers of the message types that a topic of a kind takes."""
+    return [TYPES[name] for name in (_MIXED if kind == "MIXED" else (kind,))]
+
+
+class Routes:
+    """The calls by which clients find their way."""
+
+    def __init__(self, tables: Tables, clients: Clients) -> None:
+        self._tables = tables
+        self._clients = clients
+
+    async def query_route(self, request: Any, client: Client) -> Any:
+        """Answer with the queues of a topic, all at the address that was asked."""
+        topic = check_topic(request.topic.name)
+        must(client.user.may_see(topic), f"know of topic {topic}")
+        queues = [self._queue(topic, number, request.endpoints) for number in range(await self._queues(topic))]
+        return new("QueryRouteResponse", status=status_of(Code.OK), message_queues=queues)
+
+    async def query_assignment(self, request: Any, client: Client) -> Any:
+        """Answer with one queue that stands for all; for a group that keeps the order of keys, with each."""
+        topic, group = check_topic(request.topic.name), check_group(request.group.name)
+        must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
+        queues = await self._queues(topic)
+        numbers = range(queues) if self._tables.options.group(group).fifo else [-1]
+        assignments = [{"message_queue": self._queue(topic, number, request.endpoints)} for number in numbers]
+        return new("QueryAssignmentResponse", status=status_of(Code.OK), assignments=assignments)
+
+    async def _queues(self, topic: str) -> int:
+        if (queues := await self._tables.queues(topic)) is None:
+            raise Refused(Code.TOPIC_NOT_FOUND, no_topic(topic))
+        return queues
+
+    def _queue(self, topic: str, number: int, endpoints: Any) -> Any:
+        return new(
+            "MessageQueue",
+            topic={"name": topic},
+            id=number,
+            permission=_READ_WRITE,
+            broker={"name": _BROKER, "id": 0, "endpoints": endpoints},
+            accept_message_types=accepted(self._tables.options.topic(topic).type),
+        )
+
+    async def heartbeat(self, request: Any, client: Client) -> Any:
+        """Note that a client lives; also one whose settings aren't known here, such as after a restart."""
+        client.kind = client.kind or request.client_type
+        client.group = client.group or request.group.name or None
+        return new("HeartbeatResponse", status=status_of(Code.OK))
+
+    # --- telemetry -----------------------------------------------------------------------------------------------
+
+    async def hear(self, commands: AsyncIterator[Any], client: Client, stream: CommandStream) -> None:
+        """Answer the commands of a client's telemetry stream until it ends its half.
+
+        Raises:
+            NoSettings: its settings are neither a producer's nor a consumer's.
+        """
+        async for command in commands:
+            client = self._clients.heard(client.id, client.user, {}, client.host)
+            if command.HasField("settings"):
+                self._clients.settle(client, command.settings)
+                answer = self.merged(command.settings)
+                stream.put(new("TelemetryCommand", status=status_of(Code.OK), settings=answer))
+
+    def merged(self, asked: Any) -> Any:
+        """Return a client's settings with what the server says of them."""
+        settings = type(asked).FromString(asked.SerializeToString())
+        settings.metric.on = False
+        if settings.HasField("publishing"):
+            settings.backoff_policy.CopyFrom(new("RetryPolicy", **_PRODUCER_BACKOFF))
+            settings.publishing.max_body_size = min(MAX_BODY, self._tables.settings.max_body_bytes)
+            settings.publishing.validate_message_type = True
+        elif settings.HasField("subscription"):
+            group = self._tables.options.group(settings.subscription.group.name)
+            pauses = [span_of(int(seconds * 1000)) for seconds in group.retry_delays]
+            backoff = {"max_attempts": group.max_attempts, "customized_backoff": {"next": pauses}}
+            settings.backoff_policy.CopyFrom(new("RetryPolicy", **backoff))
+            settings.subscription.fifo = group.fifo
+            settings.subscription.receive_batch_size = BATCH
+            settings.subscription.long_polling_timeout.seconds = POLLING
+            settings.subscription.long_polling_timeout.nanos = 0
+        else:
+            raise NoSettings
+        return settings

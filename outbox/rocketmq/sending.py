@@ -1,0 +1,272 @@
+"""Take what clients send: messages in a group commit, verdicts on halves, recalls.
+
+What comes within two milliseconds is one transaction, and is answered after its COMMIT. Its messages have ids made of
+those of their clients, so that one which is sent again because the answer was lost is no second message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.acts.changes import Actor, Target, apply, requested
+from outbox.acts.messages import ACTS
+from outbox.database.execute import Template, execute, sqlstate
+from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, OutboxBusy, OutboxError
+from outbox.message.model import Preparation, Resolution
+from outbox.rocketmq.auth import must
+from outbox.rocketmq.clients import Client
+from outbox.rocketmq.mapping import ID_HEADER, half_ids, recall_handle, recalled_id, taken
+from outbox.rocketmq.rules import DELAY, TRANSACTION, Refused, check_message, check_topic, check_type, refusal_of
+from outbox.rocketmq.tables import Tables
+from outbox.rocketmq.wire import WIRE, Code, new, status_of
+from outbox.telemetry.events import ClientCallFailed
+from outbox.telemetry.hooks import emit
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+#: Whose the halves are that clients of the server have sent: its check alone asks about them.
+ASKER = "rocketmq"
+
+#: How long (seconds) a message waits for others, and how large one transaction may get.
+_GATHER = 0.002
+_MOST_ITEMS, _MOST_BYTES = 500, 16 * 1024 * 1024
+#: So many messages, and so many bytes of them, may wait; then clients are told to come again.
+_MOST_WAITING, _MOST_WAITING_BYTES = 20_000, 256 * 1024 * 1024
+
+_THERE: Template = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s)")
+#: Rows: ``(topic, the client's id)`` of a message that a client has sent.
+_SENT: Template = Template(f"""
+SELECT topic, headers ->> '{ID_HEADER}' FROM {{s}}.half_message WHERE id = %s AND headers ->> '{ID_HEADER}' IS NOT NULL
+""")
+_RESOLUTIONS = {
+    WIRE.enums["TransactionResolution"]["COMMIT"]: Resolution.COMMIT,
+    WIRE.enums["TransactionResolution"]["ROLLBACK"]: Resolution.ROLLBACK,
+}
+
+
+@dataclass(eq=False, slots=True)
+class SendItem:
+    """A message to send, and what came of it: the id it is stored under, or why it isn't."""
+
+    topic: str
+    message: Any
+    kind: int
+    client: str
+    half_id: UUID | None = None
+    refused: Refused | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of its body."""
+        return len(self.message.body)
+
+
+class GroupCommit:
+    """Gathers messages for a moment, and writes them in one transaction; as many at a time as there are threads."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._waiting: list[tuple[list[SendItem], asyncio.Future[None]]] = []
+        self._flush: asyncio.Task[None] | None = None
+        self._writing = set[asyncio.Task[None]]()
+        self._items, self._bytes = 0, 0
+
+    async def write(self, items: list[SendItem]) -> None:
+        """Write messages; return once they are committed, or each of the others says why it isn't."""
+        size = sum(item.size for item in items)
+        if self._items + len(items) > _MOST_WAITING or self._bytes + size > _MOST_WAITING_BYTES:
+            raise Refused(Code.TOO_MANY_REQUESTS, "too many messages wait to be written; try again later")
+        self._items, self._bytes = self._items + len(items), self._bytes + size
+        try:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((items, done))
+            if self._flush is None:
+                self._flush = asyncio.create_task(self._gather())
+            await done
+        finally:
+            self._items, self._bytes = self._items - len(items), self._bytes - size
+
+    async def _gather(self) -> None:
+        await asyncio.sleep(_GATHER)
+        waiting, self._waiting, self._flush = self._waiting, [], None
+        while waiting:
+            batch: list[tuple[list[SendItem], asyncio.Future[None]]] = []
+            number, size = 0, 0
+            while waiting and (not batch or (number < _MOST_ITEMS and size < _MOST_BYTES)):
+                batch.append(waiting.pop(0))
+                number, size = number + len(batch[-1][0]), size + sum(item.size for item in batch[-1][0])
+            task = asyncio.create_task(self._write(batch))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _write(self, batch: list[tuple[list[SendItem], asyncio.Future[None]]]) -> None:
+        items = [item for of_one, _ in batch for item in of_one]
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._tables.threads, self.write_now, items)
+        except Exception as error:  # each caller is told, and its call tells the log
+            for _, done in batch:
+                if not done.done():
+                    done.set_exception(error)
+        for _, done in batch:
+            if not done.done():  # its client may have gone away meanwhile
+                done.set_result(None)
+
+    def write_now(self, items: Sequence[SendItem]) -> None:
+        """Write messages in one transaction; those that fail together are tried in halves, down to the one to blame."""
+        left = [item for item in items if item.refused is None]
+        try:
+            self._tables.do(partial(self._transaction, left))
+        except OutboxBusy as busy:
+            if not (of_topic := [item for item in left if item.topic == busy.topic]):
+                raise
+            for item in of_topic:
+                item.refused = refusal_of(busy)
+            if len(of_topic) < len(left):
+                self.write_now(left)
+        except Exception as error:
+            # Without a state the database isn't there: fewer messages won't help.
+            if len(left) == 1 or (isinstance(error, DBAPIError) and sqlstate(error) is None):
+                emit(ClientCallFailed(call="SendMessage", client=left[0].client, topic=left[0].topic, error=error))
+                for item in left:
+                    item.refused = refusal_of(error)
+                return
+            for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+                self.write_now(half)
+
+    def _transaction(self, items: Sequence[SendItem], connection: Connection) -> None:
+        outbox, now = self._tables.outbox, self._tables.now(connection)
+        for item in items:
+            ids = half_ids(item.topic, item.message.system_properties.message_id, now)
+            if len(ids) > 1:
+                (there,) = execute(connection, _THERE(self._tables.schema, ids))
+                ids = [id_ for (id_,) in there] or ids
+            declared = outbox.topics.get(item.topic)
+            content_type = None if declared is None else declared.content_type
+            message = taken(item.message, item.kind, ids[0], item.client, content_type)
+            preparation = None
+            if item.kind == TRANSACTION:
+                immunity = self._tables.settings.immunity if message.immunity is None else message.immunity
+                preparation = Preparation(False, immunity, ASKER)
+            try:
+                # A neighbour's way in: what it sends has been checked by its own rules.
+                outbox._producer.take(connection, item.topic, message.outgoing, message.own, preparation)
+            except OutboxError as error:
+                item.refused = refusal_of(error)
+            else:
+                item.half_id = ids[0]
+
+
+class Sending:
+    """The calls of producers."""
+
+    def __init__(self, tables: Tables, hand_over: Callable[[UUID, Resolution], Any]) -> None:
+        """``hand_over`` gives a verdict to the check that waits for it, if one does; it returns what to await then."""
+        self._tables = tables
+        self._hand_over = hand_over
+        self.commits: GroupCommit = GroupCommit(tables)
+
+    async def send_message(self, request: Any, client: Client) -> Any:
+        """Send or prepare messages of one topic; each has an entry in the answer."""
+        messages = list(request.messages)
+        if not messages:
+            raise Refused(Code.MESSAGE_CORRUPTED, "no message to send")
+        topic = messages[0].topic.name
+        if any(message.topic.name != topic for message in messages):
+            raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+        must(client.user.may_send(check_topic(topic)), f"send to topic {topic}")
+        now, expected = self._tables.clock(), self._tables.options.topic(topic).type
+        kinds = [check_message(message, now) for message in messages]
+        if await self._tables.queues(topic) is None:
+            raise Refused(Code.TOPIC_NOT_FOUND, no_topic(topic))
+        for kind in kinds:
+            check_type(expected, kind)
+        items = [SendItem(topic, message, kind, client.id) for message, kind in zip(messages, kinds, strict=True)]
+        await self.commits.write(items)
+        if TRANSACTION in kinds:
+            client.transactions.add(topic)
+        entries = [_entry(item) for item in items]
+        return new("SendMessageResponse", status=overall([entry.status for entry in entries]), entries=entries)
+
+    async def end_transaction(self, request: Any, client: Client) -> Any:
+        """Decide a half: the first verdict wins, the same one again is in order, another one is refused."""
+        topic = check_topic(request.topic.name)
+        must(client.user.may_send(topic), f"decide messages of topic {topic}")
+        if not request.transaction_id.strip():
+            raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
+        unknown = Refused(Code.INVALID_TRANSACTION_ID, "no transaction of this id and topic is known")
+        try:
+            half_id = UUID(request.transaction_id)
+        except ValueError:
+            raise unknown from None
+        resolution = _RESOLUTIONS.get(request.resolution, Resolution.UNKNOWN)
+        if (recorded := self._hand_over(half_id, resolution)) is not None:
+            await recorded
+        if resolution is not Resolution.UNKNOWN:
+            try:
+                await self._tables.run(partial(self._decide, half_id, topic, resolution))
+            except HalfNotFound:
+                raise unknown from None
+            except AlreadyDecided as error:
+                same = AlreadyCommitted if resolution is Resolution.COMMIT else AlreadyRolledBack
+                if not isinstance(error, same):  # the same verdict again: the answer to the first one was lost
+                    raise Refused(Code.PRECONDITION_FAILED, str(error)) from None
+        return new("EndTransactionResponse", status=status_of(Code.OK))
+
+    def _decide(self, half_id: UUID, topic: str, resolution: Resolution, connection: Connection) -> None:
+        (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
+        if not sent or sent[0][0] != topic:  # a half of another sender's isn't a client's to decide
+            raise HalfNotFound(half_id)
+        decide = self._tables.outbox.commit if resolution is Resolution.COMMIT else self._tables.outbox.rollback
+        decide(half_id, within=connection)
+
+    async def recall_message(self, request: Any, client: Client) -> Any:
+        """Take a delayed message back; again is in order."""
+        topic = check_topic(request.topic.name)
+        must(client.user.may_send(topic), f"recall messages of topic {topic}")
+        if not self._tables.options.recall:
+            raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
+        half_id = recalled_id(request.recall_handle, topic)
+        message_id = await self._tables.run(partial(self._recall, half_id, client))
+        return new("RecallMessageResponse", status=status_of(Code.OK), message_id=message_id)
+
+    def _recall(self, half_id: UUID, client: Client, connection: Connection) -> str:
+        origin = {"via": ASKER, "ip": client.host}
+        by = Actor(client.id[:200], origin)
+        request = requested(ACTS["recall"], by, "recalled by its sender", {})
+        (outcome,) = apply(connection, self._tables.settings, request, [Target(half_id)])
+        (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
+        if not sent or not (outcome.state == "done" or outcome.was == "recalled"):
+            raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
+        return str(sent[0][1])
+
+
+def no_topic(topic: str) -> str:
+    """Return what a client is told of a topic that isn't there."""
+    return f"no topic {topic} is known: declare it, or let the server make topics (auto_create)"
+
+
+def overall(statuses: Sequence[Any]) -> Any:
+    """Return the status of an answer of several: the one that all have, or that there are several."""
+    codes = {status.code for status in statuses}
+    return statuses[0] if len(codes) == 1 else status_of(Code.MULTIPLE_RESULTS)
+
+
+def _entry(item: SendItem) -> Any:
+    if item.refused is not None:
+        return new("SendResultEntry", status=status_of(item.refused.code, str(item.refused)))
+    id_ = item.message.system_properties.message_id
+    entry = new("SendResultEntry", status=status_of(Code.OK), message_id=id_, transaction_id=id_)
+    if item.kind == TRANSACTION:
+        entry.transaction_id = str(item.half_id)
+    elif item.kind == DELAY and item.half_id is not None:
+        entry.recall_handle = recall_handle(item.topic, item.half_id)
+    return entry

@@ -1,0 +1,318 @@
+"""Serve RocketMQ's clients: gRPC on a loop of its own, calls and their answers, and an end in good order.
+
+Every answer has a status in its body: a code of the protocol's, never an exception of gRPC, which clients take for a
+broken connection. gRPC has a thread for its event loop here; the database is used in threads of a pool
+(`outbox.rocketmq.tables`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from outbox.database.engines import start_loop
+from outbox.errors import InvalidSettings
+from outbox.rocketmq.auth import Guard
+from outbox.rocketmq.checking import Checking
+from outbox.rocketmq.clients import Client, Clients
+from outbox.rocketmq.options import RocketmqOptions
+from outbox.rocketmq.routes import NoSettings, Routes
+from outbox.rocketmq.rules import Refused, refusal_of
+from outbox.rocketmq.sending import Sending
+from outbox.rocketmq.tables import Tables
+from outbox.rocketmq.wire import SERVICE, WIRE, Code, new, status_of
+from outbox.telemetry.events import ClientCallFailed, ClientRefused, RocketmqServing, RocketmqStopped
+from outbox.telemetry.hooks import emit
+from outbox.text import storable
+
+if TYPE_CHECKING:
+    from outbox.app import Outbox
+
+#: A request may have 32 bodies of 4 MiB. Idle clients ping each five minutes, which is as often as gRPC allows by
+#: itself; it would send them away.
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 130 * 1024 * 1024),
+    ("grpc.max_send_message_length", 130 * 1024 * 1024),
+    ("grpc.http2.min_ping_interval_without_data_ms", 60_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 1),
+)
+#: For how long (seconds) calls may run on when the server stops, after those that wait were answered.
+_GRACE = 5.0
+_BEAT = 1.0
+
+Serve = Callable[[Any, Client], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """An address to listen at; with the files of a certificate and its key by TLS, else in plain text."""
+
+    host: str = "127.0.0.1"
+    port: int = 8081
+    cert: str | None = None
+    key: str | None = None
+
+    @property
+    def address(self) -> str:
+        """The address as gRPC takes it."""
+        host = self.host or "[::]"  # every address, as `outbox run --http` has it
+        return f"[{host}]:{self.port}" if ":" in self.host else f"{host}:{self.port}"
+
+    def credentials(self) -> Any:
+        """Return what gRPC needs for TLS; None for plain text.
+
+        Raises:
+            InvalidSettings: a file can't be read, or one of the two is missing.
+        """
+        if self.cert is None and self.key is None:
+            return None
+        if self.cert is None or self.key is None:
+            raise InvalidSettings("TLS needs a certificate and its key: give both")
+        files = []
+        for path in (self.key, self.cert):
+            try:
+                with open(path, "rb") as file:  # noqa: PTH123 - a path as the user wrote it
+                    files.append(file.read())
+            except OSError as error:
+                raise InvalidSettings(f"{path} can't be read: {error.strerror}") from None
+        return grpc.ssl_server_credentials([(files[0], files[1])])
+
+
+class RocketmqServer:
+    """Takes RocketMQ's clients for the database of an `Outbox`, as ``options`` say, at some addresses.
+
+    It has what a supervised worker has, so that several processes can share a port. What is sent needs a worker that
+    dispatches it: `outbox run`.
+    """
+
+    def __init__(self, outbox: Outbox, options: RocketmqOptions, listen: Sequence[Listen]) -> None:
+        self.settings = outbox.settings
+        self.options = options
+        self._outbox = outbox
+        self._listen = tuple(listen)
+        #: The ports that it listens at, in the order of the addresses.
+        self.ports: list[int] = []
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+        self._running = False
+        self._beat_at = 0.0
+        self.clients: Clients
+
+    # --- its life ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen, and take calls from now on.
+
+        Raises:
+            InvalidSettings: an address can't be listened at, or a certificate can't be read.
+        """
+        credentials = [each.credentials() for each in self._listen]
+        self._loop, self._thread = start_loop("outbox-rocketmq-loop")
+        self.tables: Tables = Tables(self._outbox, self.options, self.settings.checks_in_flight + 2)
+        try:
+            self.tables.declare(self.options.topics)
+            self._in_loop(self._start(credentials))
+        except BaseException:
+            self._end_loop()
+            raise
+        self._checking.start()
+        self._running = True
+        emit(RocketmqServing(addresses=tuple(self.addresses)))
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, with the ports that were free where 0 was asked for."""
+        return [
+            f"{each.address.rpartition(':')[0]}:{port}" for each, port in zip(self._listen, self.ports, strict=True)
+        ]
+
+    async def _start(self, credentials: Sequence[Any]) -> None:
+        self.clients = Clients(self._loop)
+        self._guard = Guard(self.options)
+        self._checking = Checking(self.tables, self.clients, self._loop)
+        self._sending = Sending(self.tables, self._checking.questions.hand_over)
+        self._routes = Routes(self.tables, self.clients)
+        self._server: Any = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        for each, tls in zip(self._listen, credentials, strict=True):
+            try:
+                port = (
+                    self._server.add_insecure_port(each.address)
+                    if tls is None
+                    else self._server.add_secure_port(each.address, tls)
+                )
+            except RuntimeError as error:
+                raise InvalidSettings(f"can't listen at {each.address}: {error}") from None
+            if not port:
+                raise InvalidSettings(f"can't listen at {each.address}: the address is in use, or not this machine's")
+            self.ports.append(port)
+        await self._server.start()
+        self._beats = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            self._beat_at = time.monotonic()
+            await asyncio.sleep(_BEAT)
+
+    def _in_loop(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def stop(self) -> None:
+        """End in good order: answer what waits, finish what writes, end the streams; return when that is done."""
+        self._stopping.set()
+        if self._running:
+            self._running = False
+            self._checking.stop()
+            self._in_loop(self._stop())
+            self._end_loop()
+            emit(RocketmqStopped())
+        self._stopped.set()
+
+    async def _stop(self) -> None:
+        self.clients.end_streams()
+        await self._server.stop(min(_GRACE, self.settings.drain_timeout))
+        self._beats.cancel()
+
+    def _end_loop(self) -> None:
+        self.tables.end()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; return the exit code."""
+        import signal  # noqa: PLC0415 - a server that a test starts has none
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stopping.set())
+        self.start()
+        while not self._stopping.wait(_BEAT):
+            pass
+        self.stop()
+        return 0
+
+    # --- as a worker's probes and supervisor see it ----------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Does it take calls?"""
+        return self._running
+
+    @property
+    def drain_timeout(self) -> float:
+        """How long (seconds) its end may take."""
+        return self.settings.drain_timeout
+
+    @property
+    def hang_timeout(self) -> float:
+        """After how long (seconds) a process that hangs is to be ended."""
+        return self.settings.hang_timeout
+
+    def is_alive(self) -> bool:
+        """Does its loop go round?"""
+        return not self._running or time.monotonic() - self._beat_at < self.hang_timeout
+
+    def is_ready(self) -> bool:
+        """Does it take calls now?"""
+        return self._running and not self._stopping.is_set()
+
+    def health(self) -> Mapping[str, Any]:
+        """Return no duties: it has none."""
+        return {}
+
+    def clients_as_json(self) -> str:
+        """Return its clients, as the endpoint ``/clients`` tells them."""
+        return json.dumps({"addresses": self.addresses, "clients": self.clients.facts() if self._running else []})
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def _handlers(self) -> Any:
+        unary: dict[str, Serve] = {
+            "QueryRoute": self._routes.query_route,
+            "QueryAssignment": self._routes.query_assignment,
+            "Heartbeat": self._routes.heartbeat,
+            "SendMessage": self._sending.send_message,
+            "EndTransaction": self._sending.end_transaction,
+            "RecallMessage": self._sending.recall_message,
+            "NotifyClientTermination": self._terminated,
+        }
+        handlers = {
+            name: self._handler(name, grpc.unary_unary_rpc_method_handler, functools.partial(self._answer, name, serve))
+            for name, serve in unary.items()
+        }
+        handlers["Telemetry"] = self._handler("Telemetry", grpc.stream_stream_rpc_method_handler, self._telemetry)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _handler(self, name: str, make: Any, function: Any) -> Any:
+        request, response, *_ = WIRE.calls[name]
+        read, write = WIRE.classes[request].FromString, WIRE.classes[response].SerializeToString
+        return make(function, request_deserializer=read, response_serializer=write)
+
+    def _enter(self, context: Any) -> Client:
+        """Return the client of a call; raise Refused if it isn't let in."""
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        user = self._guard.user_of(metadata)
+        id_ = storable(metadata.get("x-mq-client-id", "")).strip()[:255]
+        if not id_:
+            raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        return self.clients.heard(id_, user, metadata, _host_of(context.peer()))
+
+    async def _answer(self, name: str, serve: Serve, request: Any, context: Any) -> Any:
+        try:
+            return await serve(request, self._enter(context))
+        except Exception as error:
+            return new(WIRE.calls[name][1], status=self._refused(name, error, request, context))
+
+    def _refused(self, name: str, error: Exception, request: Any, context: Any) -> Any:
+        """Return the status of a call that failed, and tell what an operator should know of."""
+        refused = refusal_of(error)
+        id_ = next((value for key, value in context.invocation_metadata() or () if key == "x-mq-client-id"), "")
+        client = storable(id_)[:255]
+        if refused.code is Code.INTERNAL_SERVER_ERROR and refused is not error:
+            topic = storable(getattr(getattr(request, "topic", None), "name", ""))
+            emit(ClientCallFailed(call=name, client=client, topic=topic, error=error))
+        elif refused.code in {Code.UNAUTHORIZED, Code.FORBIDDEN}:
+            emit(ClientRefused(call=name, client=client, reason=str(refused)))
+        return status_of(refused.code, str(refused))
+
+    async def _terminated(self, request: Any, client: Client) -> Any:  # noqa: ARG002 - the client says it all
+        self.clients.leave(client)
+        return new("NotifyClientTerminationResponse", status=status_of(Code.OK))
+
+    async def _telemetry(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Answer a client's settings, and send it commands, until it ends its half of the stream."""
+        try:
+            client = self._enter(context)
+        except Refused as refused:
+            yield new("TelemetryCommand", status=self._refused("Telemetry", refused, None, context))
+            return
+        stream = self.clients.open(client)
+        hearing = asyncio.create_task(self._routes.hear(requests, client, stream))
+        hearing.add_done_callback(lambda _: stream.end())
+        try:
+            while (command := await stream.next()) is not None:
+                yield command
+            if hearing.done() and isinstance(error := hearing.exception(), NoSettings):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self.clients.close(client, stream)
+            hearing.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # the client is gone, or was told
+                await hearing
+
+
+def _host_of(peer: str) -> str:
+    """Return the host of a client by gRPC's name of its peer, such as ``ipv4:10.0.0.7:51312``."""
+    _, _, address = peer.partition(":")
+    return address.rpartition(":")[0].replace("%5B", "").replace("%5D", "")

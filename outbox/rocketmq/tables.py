@@ -1,0 +1,123 @@
+"""Use the tables from calls: work in a few threads, each piece of it in one transaction on a connection of a pool.
+
+The server's event loop never waits for PostgreSQL. Each piece of work is such that it may be done twice (an id, a guard
+in the statement), so what fails because its connection was lost is done once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy import QueuePool
+from sqlalchemy.exc import DBAPIError
+
+from outbox.database.engines import engine_like
+from outbox.database.execute import Template, execute
+from outbox.dispatch.sql import topic_queues
+from outbox.rocketmq.options import RocketmqOptions
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+    from outbox.app import Outbox
+    from outbox.settings import Settings
+
+T = TypeVar("T")
+
+#: So many pieces of work are done at once.
+THREADS = 8
+#: For so long (seconds) what was read of topics and of the database's clock is good.
+_TOPICS_FOR, _CLOCK_FOR = 5.0, 60.0
+_NOW: Template = Template("SELECT extract(epoch FROM clock_timestamp())::float8")
+
+
+class Tables:
+    """The database of an `Outbox`, as the calls of a server use it.
+
+    ``outbox`` has the declarations of the one that was given, and an engine whose connections are made alike;
+    ``beside`` is how many more connections than threads are kept: those of checks.
+    """
+
+    def __init__(self, outbox: Outbox, options: RocketmqOptions, beside: int = 0) -> None:
+        self.options = options
+        self.engine: Engine = engine_like(
+            outbox.engine,
+            name="outbox-rocketmq",
+            poolclass=QueuePool,
+            pool_size=THREADS + beside,
+            isolation_level="READ COMMITTED",
+        )
+        self.outbox: Outbox = outbox.bound_to(self.engine)
+        self.settings: Settings = outbox.settings
+        self.schema: str = outbox.settings.schema
+        self.threads: ThreadPoolExecutor = ThreadPoolExecutor(THREADS, "outbox-rocketmq")
+        self._queues: dict[str, tuple[float, int]] = {}
+        self._offset = 0.0
+        self._offset_until = 0.0
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Do work in one transaction, in one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(self.do, work))
+
+    def do(self, work: Callable[[Connection], T]) -> T:
+        """Do work in one transaction, in the calling thread; once more if the connection was lost."""
+        try:
+            return self._do(work)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        # Its pool knows by now that the other connections are as old.
+        return self._do(work)
+
+    def _do(self, work: Callable[[Connection], T]) -> T:
+        with self.engine.connect() as connection, connection.begin():
+            return work(connection)
+
+    def now(self, connection: Connection) -> float:
+        """Return the database's Unix time, as far as this host's clock goes on from what was read a while ago."""
+        if time.monotonic() > self._offset_until:
+            (((now,),),) = execute(connection, _NOW(self.schema))
+            self._offset = now - time.time()
+            self._offset_until = time.monotonic() + _CLOCK_FOR
+        return self.clock()
+
+    def clock(self) -> float:
+        """Return the database's Unix time, as far as it is known without asking."""
+        return time.time() + self._offset
+
+    async def queues(self, topic: str) -> int | None:
+        """Return how many queues a topic has; None if there is none of this name, and none is to be made."""
+        until, queues = self._queues.get(topic, (0.0, 0))
+        if time.monotonic() < until:
+            return queues
+        if not (found := await self.run(partial(self._find, topic))):
+            if not self.options.auto_create and topic not in self.options.topics and topic not in self.outbox.topics:
+                return None
+            found = await asyncio.get_running_loop().run_in_executor(self.threads, self._make, topic)
+        self._queues[topic] = time.monotonic() + _TOPICS_FOR, found
+        return found
+
+    def _find(self, topic: str, connection: Connection) -> int:
+        (rows,) = execute(connection, topic_queues(self.schema, topic))
+        return rows[0][0] if rows else 0
+
+    def _make(self, topic: str) -> int:
+        queues = self.options.topic(topic).queues or self.settings.queues
+        self.outbox.declare_topic(topic, queues)
+        return queues
+
+    def declare(self, topics: Collection[str]) -> None:
+        """Make topics that aren't there."""
+        for topic in topics:
+            if not self.do(partial(self._find, topic)):
+                self._make(topic)
+
+    def end(self) -> None:
+        """Finish what was begun, and close all connections."""
+        self.threads.shutdown()
+        self.engine.dispose()
