@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -62,18 +61,19 @@ class Question:
 
 
 class Questions:
-    """The questions that wait for an answer, by their halves."""
+    """The questions that wait for an answer, by their halves; each for ``timeout`` seconds."""
 
-    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self._clients = clients
         self._loop = loop
+        self._timeout = timeout
         self._open: dict[UUID, Question] = {}
 
-    def ask(self, orphan: Orphan, timeout: float) -> Resolution:
+    def ask(self, orphan: Orphan) -> Resolution:
         """Ask a producer about a half, in the thread of its check; return the verdict.
 
         Raises:
-            NoVerdict: none is connected, or it doesn't answer within ``timeout`` seconds.
+            NoVerdict: none is connected, or it doesn't answer in time.
         """
         candidates = self._clients.producers(orphan.topic, orphan.headers.get(CLIENT_HEADER))
         streams = [(client, client.streams[-1:]) for client in candidates]
@@ -83,11 +83,11 @@ class Questions:
         question = self._open[orphan.id] = Question()
         asking = new("RecoverOrphanedTransactionCommand", message=wire_message(orphan), transaction_id=str(orphan.id))
         stream.put(new("TelemetryCommand", recover_orphaned_transaction_command=asking))
-        if not question.answered.wait(timeout):
+        if not question.answered.wait(self._timeout):
             client.unanswered_at = time.monotonic()
             if self._open.get(orphan.id) is question:
                 del self._open[orphan.id]
-            raise NoVerdict(f"client {client.id} gave no answer within {timeout:g} s")
+            raise NoVerdict(f"client {client.id} gave no answer within {self._timeout:g} s")
         client.unanswered_at = None
         return question.resolution
 
@@ -122,13 +122,11 @@ class LiveCheckers(dict[str, Checker]):
         """Have those that are connected now."""
         topics = self._clients.asked_about()
         for topic in topics - self._made.keys():
-            timeout = self._tables.settings.check_timeout * _FOR_CLIENT
-            ask = partial(self._questions.ask, timeout=timeout)
-            functions = self._tables.outbox.functions
-            codecs = self._tables.outbox.codecs
-            self._made[topic] = Checker.declare(
-                self._tables.settings, topic, lambda orphan, ask=ask: ask(orphan), None, codecs, beside=functions
+            outbox, settings = self._tables.outbox, self._tables.settings
+            checker = Checker.declare(
+                settings, topic, self._questions.ask, None, outbox.codecs, beside=outbox.functions
             )
+            self._made[topic] = checker
         self.clear()
         self.update((topic, self._made[topic]) for topic in topics)
 
@@ -142,7 +140,7 @@ class Checking:
 
     def __init__(self, tables: Tables, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._tables = tables
-        self.questions: Questions = Questions(clients, loop)
+        self.questions: Questions = Questions(clients, loop, tables.settings.check_timeout * _FOR_CLIENT)
         self._checkers = LiveCheckers(tables, clients, self.questions)
         self._asker = Asker(lambda _: EngineRunner(tables.engine), tables.settings.checks_in_flight, ASKER)
         self._stopping = threading.Event()

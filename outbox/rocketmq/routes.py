@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from outbox.rocketmq.auth import must
 from outbox.rocketmq.clients import Client, Clients, CommandStream
-from outbox.rocketmq.options import TopicType
+from outbox.rocketmq.options import TopicType, must
 from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused, check_group, check_topic
 from outbox.rocketmq.sending import no_topic
 from outbox.rocketmq.tables import Tables

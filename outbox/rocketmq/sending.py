@@ -20,9 +20,9 @@ from outbox.acts.messages import ACTS
 from outbox.database.execute import Template, execute, sqlstate
 from outbox.errors import AlreadyCommitted, AlreadyDecided, AlreadyRolledBack, HalfNotFound, OutboxBusy, OutboxError
 from outbox.message.model import Preparation, Resolution
-from outbox.rocketmq.auth import must
 from outbox.rocketmq.clients import Client
 from outbox.rocketmq.mapping import ID_HEADER, half_ids, recall_handle, recalled_id, taken
+from outbox.rocketmq.options import must
 from outbox.rocketmq.rules import DELAY, TRANSACTION, Refused, check_message, check_topic, check_type, refusal_of
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, Code, new, status_of

@@ -22,10 +22,9 @@ import grpc.aio
 
 from outbox.database.engines import start_loop
 from outbox.errors import InvalidSettings
-from outbox.rocketmq.auth import Guard
 from outbox.rocketmq.checking import Checking
 from outbox.rocketmq.clients import Client, Clients
-from outbox.rocketmq.options import RocketmqOptions
+from outbox.rocketmq.options import Guard, RocketmqOptions
 from outbox.rocketmq.routes import NoSettings, Routes
 from outbox.rocketmq.rules import Refused, refusal_of
 from outbox.rocketmq.sending import Sending
