@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,8 @@ class CheckedServer:
     tls: str
     ours: bool
     key: str = ""
+    #: The database of ours.
+    url: str = ""
     #: What it writes to its standard error; the real one's is elsewhere.
     log: Path | None = None
 
@@ -57,9 +60,11 @@ def lines_of(checks: Iterable[Check]) -> list[str]:
     """Return the topics and groups of checks, as the real one takes them."""
     found = set()
     for check in checks:
-        for client in check.runs:
+        for client in check.clients:
             if check.topic:
                 found.add(f"topic {check.topic_of(client)} {check.topic}")
+            if check.needs == "tables":
+                found.add(f"topic {check.topic_of(client)}-back {check.topic}")
             if check.group is not None:
                 found.add(f"group {check.group_of(client)} {check.group}".strip())
     return sorted(found)
@@ -88,29 +93,48 @@ def options_of(checks: Iterable[Check], needs: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-@contextmanager
-def ours(url: str, checks: Iterable[Check], needs: str, folder: Path) -> Iterator[CheckedServer]:
-    """Run our server, and a worker beside it, on a database that is migrated."""
-    options, told, errors = folder / f"options{needs}.toml", folder / f"told{needs}", folder / f"errors{needs}"
-    options.write_text(options_of(checks, needs))
-    environment = {**os.environ, **_SETTINGS, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
-    module = "tests.rocketmq.conformance.serving"
-    with ExitStack() as stack:
-        log = stack.enter_context(errors.open("w"))
-        command = [sys.executable, "-m", module, str(options), str(told)]
-        process = stack.enter_context(
-            subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
-        )
-        stack.callback(process.kill)
+class ServerProcess:
+    """Our server as a process, with a worker in it, on a database that is migrated; it can be started again."""
+
+    def __init__(self, url: str, checks: Iterable[Check], needs: str, folder: Path) -> None:
+        self._url, self._key = url, KEY if needs == "auth" else ""
+        self._options, self._told, self._errors = (folder / f"{name}{needs}" for name in ("options", "told", "errors"))
+        self._options.write_text(options_of(checks, needs))
+        self._ports = ["0", "0"]
+        self._process: subprocess.Popen[bytes]
+
+    def start(self) -> CheckedServer:
+        """Start it, on the ports that it had before."""
+        environment = {**os.environ, **_SETTINGS, "OUTBOX_DATABASE_URL": self._url, "PYTHONPATH": str(ROOT)}
+        module = "tests.rocketmq.conformance.serving"
+        command = [sys.executable, "-m", module, str(self._options), str(self._told), *self._ports]
+        self._told.unlink(missing_ok=True)
+        with self._errors.open("a") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
         def addresses() -> list[str]:
-            assert process.poll() is None, f"our server has ended: {errors.read_text()[-3000:]}"
-            return told.read_text().split() if told.exists() else []
+            assert self._process.poll() is None, f"our server has ended: {self._errors.read_text()[-3000:]}"
+            return self._told.read_text().split() if self._told.exists() else []
 
         plain, tls = wait_until(addresses, "our server says where it is")
-        yield CheckedServer(plain, tls, ours=True, key=KEY if needs == "auth" else "", log=errors)
-        process.terminate()
-        process.wait(60)
+        self._ports = [each.rpartition(":")[2] for each in (plain, tls)]
+        return CheckedServer(plain, tls, ours=True, key=self._key, url=self._url, log=self._errors)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End it by a signal, and wait until it has ended."""
+        self._process.send_signal(number)
+        self._process.wait(60)
+
+
+@contextmanager
+def ours(url: str, checks: Iterable[Check], needs: str, folder: Path) -> Iterator[CheckedServer]:
+    """Run our server."""
+    process = ServerProcess(url, checks, needs, folder)
+    server = process.start()
+    try:
+        yield server
+    finally:
+        process.end()
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Our server as a process of its own, with a worker in it: ``python -m … OPTIONS TOLD``.
+"""Our server as a process of its own, with a worker in it: ``python -m … OPTIONS TOLD PORT PORT``.
 
-It writes where it listens, in plaintext and with TLS, into the file ``TOLD``.
+It listens in plaintext and with TLS, and writes where into the file ``TOLD``; 0 takes a free port.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ def certificate(folder: Path) -> tuple[str, str]:
 
 def main() -> None:
     """Serve until SIGTERM."""
-    options, told = map(Path, sys.argv[1:])
+    options, told = map(Path, sys.argv[1:3])
+    plain, tls = map(int, sys.argv[3:])
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     engine = create_engine(os.environ["OUTBOX_DATABASE_URL"])
     outbox = Outbox(engine, settings=Settings.from_env())
     cert, key = certificate(told.parent)
-    listen = [Listen(port=0), Listen(port=0, cert=cert, key=key)]
+    listen = [Listen(port=plain), Listen(port=tls, cert=cert, key=key)]
     server = RocketmqServer(outbox, RocketmqOptions.of_file(options), listen)
     server.start()
     worker = Worker(outbox)

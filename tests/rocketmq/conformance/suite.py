@@ -44,6 +44,8 @@ class Check:
     topic: str = ""
     group: str | None = None
     needs: str = ""
+    #: The clients that another test than the suite's own drives.
+    elsewhere: str = ""
     runs: dict[str, Run] = field(default_factory=dict)
     night: set[str] = field(default_factory=set)
 
@@ -51,6 +53,11 @@ class Check:
         assert self.number not in CHECKS, f"check {self.number} is declared twice"
         assert bool(self.ours) == bool(self.why), f"check {self.number} says what ours answers, but not why"
         CHECKS[self.number] = self
+
+    @property
+    def clients(self) -> str:
+        """The letters of all its clients."""
+        return "".join(self.runs) + self.elsewhere
 
     def by(self, clients: str, *, night: bool = False) -> Callable[[Run], Run]:
         """Declare the function for some clients; ``night``: it takes too long for a push."""

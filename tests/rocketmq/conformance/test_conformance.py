@@ -14,7 +14,7 @@ from tests.rocketmq.conformance.servers import REAL, REAL_HAS
 from tests.rocketmq.conformance.suite import Check
 
 #: What of ours can be started otherwise, beside what a real one was started with.
-_OURS_HAS = frozenset({"", "auth", "norecall"})
+_OURS_HAS = frozenset({"", "auth", "norecall", "tables"})
 #: From this effort on, as in the night, the long checks run, too.
 _NIGHT = 10
 

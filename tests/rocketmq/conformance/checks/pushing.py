@@ -258,6 +258,18 @@ def _(c: CheckRun) -> None:
     c.expect(good, f"{held} in hand; the last {latest} s after the kill: {second.messages}")
 
 
+RESTARTED = Check(
+    72,
+    "the server is restarted under load",
+    "Node's and Java's clients go on at once; push consumers of Python and Go get nothing for up to five minutes",
+    "all send and receive again in seconds, and are asked; what was accepted is delivered",
+    "a server needs no settings to let a client receive",
+    topic="MIXED",
+    group="",
+    needs="restart",
+    elsewhere=OFFICIAL,
+)
+
 FORWARD = Check(
     109,
     "forward to the dead letter queue",

@@ -125,7 +125,7 @@ def _(c: CheckRun) -> None:
     c.expect(len(found) == 1 and len(second.times) == 1, f"{len(found)} delivered; asked {first.times}, {second.times}")
 
 
-NOBODY = Check(
+NO_PRODUCER = Check(
     43,
     "no producer for a time that all checks would take",
     "the checks are used up: a producer that comes isn't asked, and nothing is delivered",
@@ -136,7 +136,7 @@ NOBODY = Check(
 )
 
 
-@NOBODY.by(OFFICIAL)
+@NO_PRODUCER.by(OFFICIAL)
 def _(c: CheckRun) -> None:
     sender, consumer = c.producer(own=True, handler=Asked("COMMIT")), c.simple(wait=5)
     c.half(sender)
