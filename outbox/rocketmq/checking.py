@@ -13,10 +13,8 @@ import threading
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
-
-from sqlalchemy.exc import DBAPIError
 
 from outbox.check.asker import Asker, Checker
 from outbox.check.check_pass import check_once
@@ -30,9 +28,8 @@ from outbox.rocketmq.mapping import CLIENT_HEADER, wire_message
 from outbox.rocketmq.sending import ASKER
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import new
-from outbox.telemetry.events import HalfChecked, PassFailed
-from outbox.telemetry.hooks import TelemetryEvent, add_hook, emit
-from outbox.text import message_of
+from outbox.telemetry.events import HalfChecked
+from outbox.telemetry.hooks import TelemetryEvent, add_hook
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -42,7 +39,6 @@ _FOR_CLIENT = 0.9
 #: How long (seconds) an EndTransaction waits for the check to record it, before it decides by itself.
 _RECORD_WITHIN = 3.0
 _STOP_WITHIN = 10.0
-_DUTY = "rocketmq check"
 
 
 class NoVerdict(OutboxError):
@@ -167,8 +163,7 @@ class Checking:
                 more = self.once().more
             except Exception as error:
                 failures, pause = failures + 1, backoff.next()
-                facts: dict[str, Any] = {"reason": message_of(error), "connection_lost": isinstance(error, DBAPIError)}
-                emit(PassFailed(duty=_DUTY, failures=failures, repeated=failures > 1, error=error, **facts))
+                self._tables.tell_failure("rocketmq check", error, failures)
             else:
                 backoff.reset()
                 failures, pause = 0, 0.0 if more else settings.check_interval

@@ -13,16 +13,17 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from outbox.consumer.leased.settlement import MessageLease
 from outbox.errors import InvalidMessage
 from outbox.message.content import BYTES, ENCODING_HEADER, StoredBytes
 from outbox.message.ids import message_id
 from outbox.message.model import VERSION_AND_VARIANT, Message, Orphan, Outgoing, SendOptions
 from outbox.rocketmq.rules import DELAY, FIFO, NORMAL, OWN_PREFIXES, TRANSACTION, TYPES, Refused
 from outbox.rocketmq.wire import WIRE, Code, millis, new, span_of
+from outbox.text import topic_of
 
 #: Headers of what a client has said. The id is there if the client made one, the type if it isn't NORMAL.
 ID_HEADER = "rocketmq-id"
@@ -131,7 +132,7 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
     system = new(
         "SystemProperties",
         message_id=headers.get(ID_HEADER) or str(message.id),
-        keys=_keys(headers),
+        keys=keys_of(headers),
         body_digest={"type": _MD5, "checksum": hashlib.md5(body, usedforsecurity=False).hexdigest().upper()},
         body_encoding=_GZIP if gzip else _IDENTITY,
         message_type=TYPES.get(headers.get(TYPE_HEADER, ""), NORMAL),
@@ -157,7 +158,8 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
     return new("Message", topic=topic, user_properties=properties, system_properties=system, body=body)
 
 
-def _keys(headers: Mapping[str, str]) -> list[str]:
+def keys_of(headers: Mapping[str, str]) -> list[str]:
+    """Return the keys that a client has given a message."""
     try:
         found = json.loads(headers.get(KEYS_HEADER, "[]"))
     except ValueError:  # another sender has written the header, by hand
@@ -175,6 +177,10 @@ def _unix_ms(moment: dt.datetime) -> int:
 
 
 # --- handles -------------------------------------------------------------------------------------------------------
+
+
+#: How the words of a receipt handle begin: its form.
+_RECEIPT = "1"
 
 
 def _sealed(*parts: object) -> str:
@@ -206,28 +212,18 @@ def recalled_id(handle: str, topic: str) -> UUID:
     return UUID(words[2])
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptHandle:
-    """What a receipt handle says: a lease of a message in a group. It names no server: any one takes it."""
+def receipt_handle(lease: MessageLease) -> str:
+    """Return the receipt handle of a message: its lease, which names no server, so that any one takes it."""
+    return _sealed(_RECEIPT, lease.group, lease.topic, lease.queue, lease.position, lease.message_id, lease.number)
 
-    group: str
-    topic: str
-    queue: int
-    position: int
-    message_id: UUID
-    number: int
 
-    def __str__(self) -> str:
-        return _sealed("1", self.group, self.topic, self.queue, self.position, self.message_id, self.number)
-
-    @classmethod
-    def of(cls, handle: str, group: str, topic: str) -> ReceiptHandle:
-        """Return what a handle says; raise Refused if it is none, or another group's or topic's."""
-        words = _opened(handle, 7)
-        if words is None or words[0] != "1":
-            raise Refused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's")
-        _, of_group, of_topic, queue, position, id_, number = words
-        if of_group != group or of_topic.partition("@")[0] != topic:
-            text = f"receipt handle is of group {of_group} and topic {of_topic}, not of {group} and {topic}"
-            raise Refused(Code.INVALID_RECEIPT_HANDLE, text)
-        return cls(of_group, of_topic, int(queue), int(position), UUID(id_), int(number))
+def lease_of(handle: str, group: str, topic: str) -> MessageLease:
+    """Return the lease that a receipt handle is; raise Refused if it is none, or another group's or topic's."""
+    words = _opened(handle, 7)
+    if words is None or words[0] != _RECEIPT:
+        raise Refused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's")
+    _, of_group, feed, queue, position, id_, number = words
+    if of_group != group or topic_of(feed) != topic:
+        text = f"receipt handle is of group {of_group} and topic {topic_of(feed)}, not of {group} and {topic}"
+        raise Refused(Code.INVALID_RECEIPT_HANDLE, text)
+    return MessageLease(group, feed, int(queue), int(position), UUID(id_), int(number))

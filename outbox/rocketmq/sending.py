@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from sqlalchemy.exc import DBAPIError
@@ -69,21 +69,45 @@ class SendItem:
         return len(self.message.body)
 
 
-class GroupCommit:
-    """Gathers messages for a moment, and writes them in one transaction; as many at a time as there are threads."""
+class Gathered(Protocol):
+    """What a `GroupCommit` takes: it is told why it wasn't written, if it wasn't."""
 
-    def __init__(self, tables: Tables) -> None:
+    client: str
+    topic: str
+    refused: Refused | None
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+
+
+W = TypeVar("W", bound=Gathered)
+
+
+class GroupCommit(Generic[W]):
+    """Gathers items of calls for a moment, and writes them in one transaction; several run at once.
+
+    ``transaction`` writes them. ``pause`` is how long (seconds) the first one waits for others, ``call`` names the call
+    in the log.
+    """
+
+    def __init__(
+        self, tables: Tables, transaction: Callable[[Sequence[W], Connection], None], call: str, pause: float
+    ) -> None:
         self._tables = tables
-        self._waiting: list[tuple[list[SendItem], asyncio.Future[None]]] = []
+        self._transaction = transaction
+        self._call = call
+        self._pause = pause
+        self._waiting: list[tuple[list[W], asyncio.Future[None]]] = []
         self._flush: asyncio.Task[None] | None = None
         self._writing = set[asyncio.Task[None]]()
         self._items, self._bytes = 0, 0
 
-    async def write(self, items: list[SendItem]) -> None:
-        """Write messages; return once they are committed, or each of the others says why it isn't."""
+    async def write(self, items: list[W]) -> None:
+        """Write items; return once they are committed, or each of the others says why it isn't."""
         size = sum(item.size for item in items)
         if self._items + len(items) > _MOST_WAITING or self._bytes + size > _MOST_WAITING_BYTES:
-            raise Refused(Code.TOO_MANY_REQUESTS, "too many messages wait to be written; try again later")
+            raise Refused(Code.TOO_MANY_REQUESTS, "too many requests wait to be written; try again later")
         self._items, self._bytes = self._items + len(items), self._bytes + size
         try:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,10 +119,10 @@ class GroupCommit:
             self._items, self._bytes = self._items - len(items), self._bytes - size
 
     async def _gather(self) -> None:
-        await asyncio.sleep(_GATHER)
+        await asyncio.sleep(self._pause)
         waiting, self._waiting, self._flush = self._waiting, [], None
         while waiting:
-            batch: list[tuple[list[SendItem], asyncio.Future[None]]] = []
+            batch: list[tuple[list[W], asyncio.Future[None]]] = []
             number, size = 0, 0
             while waiting and (not batch or (number < _MOST_ITEMS and size < _MOST_BYTES)):
                 batch.append(waiting.pop(0))
@@ -107,62 +131,35 @@ class GroupCommit:
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
-    async def _write(self, batch: list[tuple[list[SendItem], asyncio.Future[None]]]) -> None:
+    async def _write(self, batch: list[tuple[list[W], asyncio.Future[None]]]) -> None:
         items = [item for of_one, _ in batch for item in of_one]
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._tables.threads, self.write_now, items)
-        except Exception as error:  # each caller is told, and its call tells the log
-            for _, done in batch:
-                if not done.done():
-                    done.set_exception(error)
+        await asyncio.get_running_loop().run_in_executor(self._tables.threads, self.write_now, items)
         for _, done in batch:
             if not done.done():  # its client may have gone away meanwhile
                 done.set_result(None)
 
-    def write_now(self, items: Sequence[SendItem]) -> None:
-        """Write messages in one transaction; those that fail together are tried in halves, down to the one to blame."""
-        left = [item for item in items if item.refused is None]
+    def write_now(self, items: Sequence[W]) -> None:
+        """Write items in one transaction; those that fail together are tried in halves, down to the one to blame."""
+        if not (left := [item for item in items if item.refused is None]):
+            return
         try:
             self._tables.do(partial(self._transaction, left))
-        except OutboxBusy as busy:
-            if not (of_topic := [item for item in left if item.topic == busy.topic]):
-                raise
-            for item in of_topic:
-                item.refused = refusal_of(busy)
-            if len(of_topic) < len(left):
-                self.write_now(left)
         except Exception as error:
-            # Without a state the database isn't there: fewer messages won't help.
-            if len(left) == 1 or (isinstance(error, DBAPIError) and sqlstate(error) is None):
-                emit(ClientCallFailed(call="SendMessage", client=left[0].client, topic=left[0].topic, error=error))
-                for item in left:
-                    item.refused = refusal_of(error)
-                return
-            for half in (left[: len(left) // 2], left[len(left) // 2 :]):
-                self.write_now(half)
-
-    def _transaction(self, items: Sequence[SendItem], connection: Connection) -> None:
-        outbox, now = self._tables.outbox, self._tables.now(connection)
-        for item in items:
-            ids = half_ids(item.topic, item.message.system_properties.message_id, now)
-            if len(ids) > 1:
-                (there,) = execute(connection, _THERE(self._tables.schema, ids))
-                ids = [id_ for (id_,) in there] or ids
-            declared = outbox.topics.get(item.topic)
-            content_type = None if declared is None else declared.content_type
-            message = taken(item.message, item.kind, ids[0], item.client, content_type)
-            preparation = None
-            if item.kind == TRANSACTION:
-                immunity = self._tables.settings.immunity if message.immunity is None else message.immunity
-                preparation = Preparation(False, immunity, ASKER)
-            try:
-                # A neighbour's way in: what it sends has been checked by its own rules.
-                outbox._producer.take(connection, item.topic, message.outgoing, message.own, preparation)
-            except OutboxError as error:
-                item.refused = refusal_of(error)
+            busy = error.topic if isinstance(error, OutboxBusy) else None
+            if blamed := [item for item in left if item.topic == busy]:
+                self._refuse(blamed, error)
+                self.write_now(left)
+            # Without a state the database isn't there: fewer items won't help.
+            elif len(left) == 1 or (isinstance(error, DBAPIError) and sqlstate(error) is None):
+                emit(ClientCallFailed(call=self._call, client=left[0].client, topic=left[0].topic, error=error))
+                self._refuse(left, error)
             else:
-                item.half_id = ids[0]
+                for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+                    self.write_now(half)
+
+    def _refuse(self, items: Sequence[W], error: Exception) -> None:
+        for item in items:
+            item.refused = refusal_of(error)
 
 
 class Sending:
@@ -172,7 +169,7 @@ class Sending:
         """``hand_over`` gives a verdict to the check that waits for it, if one does; it returns what to await then."""
         self._tables = tables
         self._hand_over = hand_over
-        self.commits: GroupCommit = GroupCommit(tables)
+        self.commits: GroupCommit[SendItem] = GroupCommit(tables, self._transaction, "SendMessage", _GATHER)
 
     async def send_message(self, request: Any, client: Client) -> Any:
         """Send or prepare messages of one topic; each has an entry in the answer."""
@@ -195,6 +192,28 @@ class Sending:
             client.transactions.add(topic)
         entries = [_entry(item) for item in items]
         return new("SendMessageResponse", status=overall([entry.status for entry in entries]), entries=entries)
+
+    def _transaction(self, items: Sequence[SendItem], connection: Connection) -> None:
+        outbox, now = self._tables.outbox, self._tables.now(connection)
+        for item in items:
+            ids = half_ids(item.topic, item.message.system_properties.message_id, now)
+            if len(ids) > 1:
+                (there,) = execute(connection, _THERE(self._tables.schema, ids))
+                ids = [id_ for (id_,) in there] or ids
+            declared = outbox.topics.get(item.topic)
+            content_type = None if declared is None else declared.content_type
+            message = taken(item.message, item.kind, ids[0], item.client, content_type)
+            preparation = None
+            if item.kind == TRANSACTION:
+                immunity = self._tables.settings.immunity if message.immunity is None else message.immunity
+                preparation = Preparation(False, immunity, ASKER)
+            try:
+                # A neighbour's way in: what it sends has been checked by its own rules.
+                outbox._producer.take(connection, item.topic, message.outgoing, message.own, preparation)
+            except OutboxError as error:
+                item.refused = refusal_of(error)
+            else:
+                item.half_id = ids[0]
 
     async def end_transaction(self, request: Any, client: Client) -> Any:
         """Decide a half: the first verdict wins, the same one again is in order, another one is refused."""

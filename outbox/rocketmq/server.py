@@ -25,6 +25,7 @@ from outbox.errors import InvalidSettings
 from outbox.rocketmq.checking import Checking
 from outbox.rocketmq.clients import Client, Clients
 from outbox.rocketmq.options import Guard, RocketmqOptions
+from outbox.rocketmq.receiving import Receiving
 from outbox.rocketmq.routes import NoSettings, Routes
 from outbox.rocketmq.rules import Refused, refusal_of
 from outbox.rocketmq.sending import Sending
@@ -143,6 +144,9 @@ class RocketmqServer:
         self._checking = Checking(self.tables, self.clients, self._loop)
         self._sending = Sending(self.tables, self._checking.questions.hand_over)
         self._routes = Routes(self.tables, self.clients)
+        self._receiving = Receiving(self.tables, self.clients)
+        self._renewing = asyncio.create_task(self._receiving.renew())
+        self.tables.listen(self._wake)
         self._server: Any = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
         for each, tls in zip(self._listen, credentials, strict=True):
@@ -159,6 +163,9 @@ class RocketmqServer:
             self.ports.append(port)
         await self._server.start()
         self._beats = asyncio.create_task(self._beat())
+
+    def _wake(self, topic: str | None) -> None:
+        self._loop.call_soon_threadsafe(self._receiving.wake, topic)
 
     async def _beat(self) -> None:
         while True:
@@ -180,9 +187,11 @@ class RocketmqServer:
         self._stopped.set()
 
     async def _stop(self) -> None:
+        self._receiving.end()
         self.clients.end_streams()
         await self._server.stop(min(_GRACE, self.settings.drain_timeout))
-        self._beats.cancel()
+        for task in (self._beats, self._renewing):
+            task.cancel()
 
     def _end_loop(self) -> None:
         self.tables.end()
@@ -244,12 +253,18 @@ class RocketmqServer:
             "SendMessage": self._sending.send_message,
             "EndTransaction": self._sending.end_transaction,
             "RecallMessage": self._sending.recall_message,
-            "NotifyClientTermination": self._terminated,
+            "AckMessage": self._receiving.ack_message,
+            "ChangeInvisibleDuration": self._receiving.change_invisible_duration,
+            "ForwardMessageToDeadLetterQueue": self._receiving.forward_to_dead_letters,
+            "NotifyClientTermination": self._receiving.terminated,
         }
         handlers = {
             name: self._handler(name, grpc.unary_unary_rpc_method_handler, functools.partial(self._answer, name, serve))
             for name, serve in unary.items()
         }
+        handlers["ReceiveMessage"] = self._handler(
+            "ReceiveMessage", grpc.unary_stream_rpc_method_handler, self._receive
+        )
         handlers["Telemetry"] = self._handler("Telemetry", grpc.stream_stream_rpc_method_handler, self._telemetry)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -285,9 +300,15 @@ class RocketmqServer:
             emit(ClientRefused(call=name, client=client, reason=str(refused)))
         return status_of(refused.code, str(refused))
 
-    async def _terminated(self, request: Any, client: Client) -> Any:  # noqa: ARG002 - the client says it all
-        self.clients.leave(client)
-        return new("NotifyClientTerminationResponse", status=status_of(Code.OK))
+    async def _receive(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        remaining = context.time_remaining()
+        try:
+            parts = await self._receiving.receive_message(request, self._enter(context), remaining)
+        except Exception as error:
+            status = self._refused("ReceiveMessage", error, request.message_queue, context)
+            parts = [new("ReceiveMessageResponse", status=status)]
+        for part in parts:
+            yield part
 
     async def _telemetry(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Answer a client's settings, and send it commands, until it ends its half of the stream."""

@@ -7,19 +7,27 @@ in the statement), so what fails because its connection was lost is done once mo
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import QueuePool
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.engines import engine_like
 from outbox.database.execute import Template, execute
+from outbox.database.sql import OPS, PING, notify, read_news
 from outbox.dispatch.sql import topic_queues
 from outbox.rocketmq.options import RocketmqOptions
+from outbox.telemetry.events import PassFailed
+from outbox.telemetry.hooks import emit
+from outbox.text import message_of, process_name
+from outbox.worker.connections import WorkerDatabase
+from outbox.worker.listener import Listener
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -50,12 +58,17 @@ class Tables:
             name="outbox-rocketmq",
             poolclass=QueuePool,
             pool_size=THREADS + beside,
+            pool_use_lifo=True,  # a taker looks anew at a connection that it hasn't met
             isolation_level="READ COMMITTED",
         )
         self.outbox: Outbox = outbox.bound_to(self.engine)
         self.settings: Settings = outbox.settings
         self.schema: str = outbox.settings.schema
         self.threads: ThreadPoolExecutor = ThreadPoolExecutor(THREADS, "outbox-rocketmq")
+        #: What clients are told to be the host that stores messages.
+        self.host: str = process_name()
+        self._listener: Listener | None = None
+        self._stopping = threading.Event()
         self._queues: dict[str, tuple[float, int]] = {}
         self._offset = 0.0
         self._offset_until = 0.0
@@ -73,6 +86,14 @@ class Tables:
                 raise
         # Its pool knows by now that the other connections are as old.
         return self._do(work)
+
+    async def lend(self, work: Callable[[Connection], T]) -> T:
+        """Do work that has transactions of its own, in one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, self._lend, work)
+
+    def _lend(self, work: Callable[[Connection], T]) -> T:
+        with self.engine.connect() as connection:
+            return work(connection)
 
     def _do(self, work: Callable[[Connection], T]) -> T:
         with self.engine.connect() as connection, connection.begin():
@@ -117,7 +138,42 @@ class Tables:
             if not self.do(partial(self._find, topic)):
                 self._make(topic)
 
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    def listen(self, wake: Callable[[str | None], None]) -> None:
+        """Call a function with the topics of which new messages are told; None: of any."""
+        if self.settings.listen:
+            self._listener = Listener(
+                WorkerDatabase(self.engine),
+                self.schema,
+                name="outbox-rocketmq",
+                wake=lambda news: None if news == OPS else wake(None if news is None else read_news(news)[0]),
+                ping=self._ping,
+                own_pids=lambda: (),
+                stopping=self._stopping,
+                reconnect_cap=self.settings.reconnect_cap,
+            )
+            self._listener.start()
+
+    def _ping(self) -> None:
+        self.threads.submit(self.do, lambda connection: execute(connection, notify(self.schema, PING)))
+
+    async def pause(self, news: asyncio.Event) -> None:
+        """Wait until there may be new messages, or some that are due again."""
+        hears = self._listener is not None and self._listener.working
+        longest = self.settings.retry_interval if hears else self.settings.idle_wait
+        with suppress(TimeoutError):  # nothing was told
+            await asyncio.wait_for(news.wait(), longest)
+
+    def tell_failure(self, duty: str, error: Exception, failures: int = 1) -> None:
+        """Tell that something failed which will be tried again."""
+        facts: dict[str, Any] = {"reason": message_of(error), "connection_lost": isinstance(error, DBAPIError)}
+        emit(PassFailed(duty=duty, failures=failures, repeated=failures > 1, error=error, **facts))
+
     def end(self) -> None:
         """Finish what was begun, and close all connections."""
+        self._stopping.set()
+        if self._listener is not None:
+            self._listener.close()
         self.threads.shutdown()
         self.engine.dispose()

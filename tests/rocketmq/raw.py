@@ -194,10 +194,10 @@ class RawClient:
         status = next(part for part in parts if "status" in part)
         return code(status), [part["message"] for part in parts if "message" in part]
 
-    def parts(self, topic: str, group: str, timeout: float = 60, **more: Any) -> list[dict[str, Any]]:
+    def parts(self, topic: str, of_group: str, timeout: float = 60, **more: Any) -> list[dict[str, Any]]:
         """Return the parts of the answer to a receive."""
         request = {
-            "group": {"name": group},
+            "group": {"name": of_group},
             "message_queue": {"topic": {"name": topic}, "id": -1},
             "filter_expression": {"type": "TAG", "expression": "*"},
             "batch_size": 32,

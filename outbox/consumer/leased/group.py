@@ -164,8 +164,13 @@ class LeasedGroup(Generic[T]):
             raise InvalidHandler(f"take: most = {most} must be between 1 and {MOST_TAKEN}")
         named: dict[str, Any] = {"taker": storable(taker or process_name()), "invisible": _lease_time(invisible)}
         named["take_id"] = None if take_id is None else storable(take_id)
-        with self._connections() as (connection, source), self._taker(connection, source) as started:
-            return [LeasedMessage(self, taken) for taken in started.take(connection, source, most, **named)]
+        with self._connections() as (connection, source):
+            return [LeasedMessage(self, taken) for taken in self.take_on(connection, source, most, **named)]
+
+    def take_on(self, connection: Connection, source: Connection, most: int, **named: Any) -> list[Taken]:
+        """Take on connections that are open, neither in a transaction: as `Taker.take`, whose options these are."""
+        with self._taker(connection, source) as taker:
+            return taker.take(connection, source, most, **named)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -82,15 +82,17 @@ def acknowledge(connection: Connection, schema: str, leases: Sequence[MessageLea
     for (group, topic), several in sorted(pairs.items()):
         values = _columns(several)
         (rows,) = execute(connection, sql.acknowledge(schema, group=group, topic=topic, **values))
-        done = {row[0] for row in rows}
-        outcomes |= dict.fromkeys((each for each in several if each.message_id in done), Settled.DONE)
+        # Of a message there may be several: an older lease of a client's, and the one that took its place.
+        done = {(row[0], row[3]) for row in rows}
+        outcomes |= dict.fromkeys((each for each in several if (each.message_id, each.number) in done), Settled.DONE)
         if rows:
             _go_on(connection, schema, group, topic, rows)
         if missing := [each for each in several if each not in outcomes]:
             before = sql.settled_before(schema, group=group, topic=topic, **_columns(missing))
-            known = {id_ for (id_,) in execute(connection, before)[0]}
+            known = {(id_, number) for id_, number in execute(connection, before)[0]}
             for each in missing:
-                outcomes[each] = Settled.BEFORE if each.message_id in known else Settled.LATE
+                is_known = (each.message_id, each.number) in known
+                outcomes[each] = Settled.BEFORE if is_known else Settled.LATE
     return [outcomes[lease] for lease in leases]
 
 
@@ -105,7 +107,7 @@ def _go_on(connection: Connection, schema: str, group: str, topic: str, rows: Se
     if keys:
         execute(connection, *(key_order.release_key(schema, group, topic, key) for key in keys))
     told: defaultdict[tuple[int, int], list[UUID]] = defaultdict(list)
-    for id_, attempt, queue, _ in rows:
+    for id_, attempt, queue, *_ in rows:
         told[queue, attempt].append(id_)
     for (queue, attempt), ids in told.items():
         event = MessagesHandled(group=group, topic=topic, queue=queue, message_ids=tuple(ids), attempt=attempt)

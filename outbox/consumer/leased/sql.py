@@ -87,7 +87,8 @@ RETURNING c.message_id, c.lease, c.next_attempt_at
 _HELD = "m.status = 'taken' AND m.lease = l.number AND m.next_attempt_at > clock_timestamp()"
 
 # The number of the lease stays: the client that settles twice, since its answer was lost, is told that it has.
-#: Write that messages were handled under these leases. Rows: ``(id, attempts, queue, order key)``, of those that could.
+#: Write that messages were handled under these leases. Rows: ``(id, attempts, queue, number of the lease, order key)``,
+#: of those that could.
 acknowledge: Template = Template(f"""
 UPDATE {{s}}.consumer_message m
    SET status = 'consumed', attempts = attempts + 1, next_attempt_at = NULL, last_error = NULL, error_kind = NULL,
@@ -96,12 +97,12 @@ UPDATE {{s}}.consumer_message m
           FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
           JOIN {{s}}.consumer_message c ON c.consumer_group = %(group)s AND c.message_id = l.id) l
  WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.message_id AND {_HELD}
-RETURNING m.message_id, m.attempts, m.queue, l.order_key
+RETURNING m.message_id, m.attempts, m.queue, m.lease, l.order_key
 """)
 
-#: Which of these leases have settled their message before. Rows: ``(id,)``.
+#: Which of these leases have settled their message before. Rows: ``(id, number of the lease)``.
 settled_before: Template = Template("""
-SELECT m.message_id FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+SELECT m.message_id, m.lease FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
   JOIN {s}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
  WHERE m.status = 'consumed' AND m.lease = l.number
 """)

@@ -41,6 +41,20 @@ class ClientCallFailed(TelemetryEvent):
 
 
 @event(
+    "rocketmq.filters_differ",
+    "rocketmq",
+    logging.WARNING,
+    "members of group %(group)r have different filters of topic %(topic)r: %(filters)s; what one passes by, none gets",
+)
+class ClientFiltersDiffer(TelemetryEvent):
+    """Consumers of one group filter a topic in different ways: each loses what the other one passes by."""
+
+    group: str
+    topic: str
+    filters: tuple[str, ...]
+
+
+@event(
     "rocketmq.refused",
     "rocketmq",
     logging.WARNING,

@@ -1,0 +1,461 @@
+"""Hand messages to consumers under leases, and settle them: the calls of consumers.
+
+The polls of one group, topic and filter share one taker: it takes for one after the other, and while there is nothing
+it looks once for all of them. A notification wakes it, else it looks again after ``idle_wait``. What is taken is a row
+with a lease (`outbox.consumer.leased`), so any server takes its handle, and a server that dies loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from outbox.consumer.leased import settlement
+from outbox.consumer.leased.settlement import MessageLease, Settled, Taken
+from outbox.errors import BadExpression, InvalidHandler
+from outbox.message.answer import HandlerFailure
+from outbox.message.model import Message, Status
+from outbox.rocketmq.clients import Client, Clients
+from outbox.rocketmq.expression import compile_expression
+from outbox.rocketmq.mapping import keys_of, lease_of, receipt_handle, wire_message
+from outbox.rocketmq.options import must
+from outbox.rocketmq.routes import BATCH, POLLING
+from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_group, check_invisible, check_topic
+from outbox.rocketmq.sending import GroupCommit, no_topic, overall
+from outbox.rocketmq.tables import Tables
+from outbox.rocketmq.wire import WIRE, Code, millis, new, span_of, status_of
+from outbox.telemetry.events import ClientFiltersDiffer
+from outbox.telemetry.hooks import emit
+from outbox.text import topic_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from outbox.consumer.leased.group import LeasedGroup
+
+#: The lease (seconds) of a message whose client has the server renew it, how often that is done, and for how long.
+RENEWED, _RENEW_EVERY, _RENEW_FOR = 60.0, 20.0, 3 * 3600.0
+_LEAST_POLLING = 5.0
+#: So long (seconds) before the deadline of its call a poll is answered.
+_MARGIN, _MARGIN_UNASKED = 0.5, 1.5
+#: So many takes of one taker run at once, if there are messages.
+_TAKES = 4
+_ACKS_GATHER = 0.005
+_SQL = WIRE.enums["FilterType"]["SQL"]
+#: Clients that give a failed message back at once, whatever they were told: Node's calls itself so, or HTTP.
+_IMPATIENT = frozenset({"HTTP", "NODE_JS"})
+_FORGET_TAKERS = 1_000
+_EXPIRED = "receipt handle is expired"
+
+Accepts = Callable[[Message], bool]
+
+
+def filter_of(expression: Any) -> tuple[str, Accepts | None]:
+    """Return a filter's name and function; None lets all pass.
+
+    Raises:
+        Refused: it is none.
+    """
+    text = expression.expression.strip()
+    if expression.type == _SQL:
+        try:
+            matches = compile_expression(text)
+        except BadExpression as error:
+            raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
+        return f"SQL {text}", lambda message: matches(_properties(message))
+    if text in {"", "*"}:
+        return "*", None
+    tags = {tag.strip() for tag in text.split("||")} - {""}
+    if not tags:
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "subString split error")
+    return f"TAG {' || '.join(sorted(tags))}", lambda message: message.tag in tags
+
+
+def _properties(message: Message) -> dict[str, str]:
+    found = {name: text for name, text in message.headers.items() if not name.startswith(OWN_PREFIXES)}
+    if message.tag is not None:
+        found["TAGS"] = message.tag
+    if keys := keys_of(message.headers):
+        found["KEYS"] = " ".join(keys)
+    return found
+
+
+@dataclass(eq=False, slots=True)
+class Poll:
+    """A receive that waits: for so many messages, which are invisible for so long (seconds) then."""
+
+    client: str
+    most: int
+    invisible: float
+    take_id: str | None
+    done: asyncio.Future[list[Taken]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    taking: bool = False
+    ended: bool = False
+
+
+class SharedTaker:
+    """Takes messages for all polls of one group, topic and filter."""
+
+    def __init__(self, tables: Tables, group: LeasedGroup[Any], accepts: Accepts | None) -> None:
+        self._tables = tables
+        self.group: LeasedGroup[Any] = group
+        self._accepts = accepts
+        self._polls: deque[Poll] = deque()
+        self._news = asyncio.Event()
+        self._takes = set[asyncio.Task[None]]()
+        self._ended = False
+        self.polled_at: float = time.monotonic()
+
+    @property
+    def is_idle(self) -> bool:
+        """Does no poll wait?"""
+        return not self._polls and not self._takes
+
+    def wake(self) -> None:
+        """Look again now: there may be messages."""
+        self._news.set()
+
+    async def poll(self, poll: Poll, seconds: float) -> list[Taken]:
+        """Return messages once there are some; none if none has come within so many seconds."""
+        self.polled_at = time.monotonic()
+        self._polls.append(poll)
+        self._more_takes(1)
+        try:
+            await asyncio.wait({poll.done}, timeout=seconds)
+            if not poll.done.done() and poll.taking:
+                await asyncio.wait({poll.done}, timeout=_MARGIN)
+        finally:  # also where its client has gone away
+            poll.ended = True
+        return poll.done.result() if poll.done.done() else []
+
+    def end(self) -> None:
+        """Answer all polls: the server stops."""
+        self._ended = True
+        for poll in self._polls:
+            if not poll.done.done():
+                poll.done.set_result([])
+        self._polls.clear()
+        self._news.set()
+
+    def _more_takes(self, most: int) -> None:
+        if len(self._takes) < most and self._polls:
+            task = asyncio.create_task(self._serve())
+            self._takes.add(task)
+            task.add_done_callback(self._takes.discard)
+
+    async def _serve(self) -> None:
+        while self._polls:
+            self._news.clear()
+            poll = self._polls.popleft()
+            if poll.ended:
+                continue
+            poll.taking = True
+            try:
+                taken = await self._tables.lend(partial(self._take, poll))
+            except Exception as error:  # its call answers, and tells the log
+                if not poll.done.done():
+                    poll.done.set_exception(error)
+                continue
+            poll.taking = False
+            if not taken:
+                if self._ended and not poll.done.done():
+                    poll.done.set_result([])
+                elif not poll.ended:
+                    self._polls.append(poll)
+                if len(self._takes) > 1:  # one that looks again is enough
+                    return
+                await self._tables.pause(self._news)
+            elif poll.ended or poll.done.done():
+                await self._give_back(taken, poll)
+            else:
+                poll.done.set_result(taken)
+                self._more_takes(_TAKES)
+
+    def _take(self, poll: Poll, connection: Connection) -> list[Taken]:
+        named = {"taker": poll.client, "take_id": poll.take_id, "invisible": poll.invisible}
+        return self.group.take_on(connection, connection, poll.most, accepts=self._accepts, **named)
+
+    async def _give_back(self, taken: Sequence[Taken], poll: Poll) -> None:
+        """Have messages due again that were taken for a poll whose client has gone; one that comes again has them."""
+        if poll.take_id is None:
+            await self._tables.run(partial(_end_leases, self._tables.schema, [each.lease for each in taken]))
+            self.wake()
+
+
+def _end_leases(schema: str, leases: Sequence[MessageLease], connection: Connection) -> None:
+    for lease in leases:
+        settlement.extend(connection, schema, lease, 0)
+
+
+@dataclass(eq=False, slots=True)
+class AckItem:
+    """A message to acknowledge, and what came of it."""
+
+    lease: MessageLease
+    client: str
+    topic: str
+    outcome: Settled = Settled.LATE
+    refused: Refused | None = None
+    size: int = 0
+
+
+class Renewals:
+    """The leases that this server renews, for as long as their clients are there."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._held: dict[tuple[str, str], dict[MessageLease, tuple[Client, float]]] = {}
+
+    def add(self, leases: Sequence[MessageLease], client: Client) -> None:
+        """Renew leases from now on."""
+        for lease in leases:
+            self._held.setdefault((lease.group, lease.topic), {})[lease] = client, time.monotonic()
+
+    def drop(self, lease: MessageLease) -> None:
+        """Renew a lease no more: it was settled."""
+        self._held.get((lease.group, lease.topic), {}).pop(lease, None)
+
+    async def once(self) -> None:
+        """Renew what is held; let go of what has ended, and of what belongs to clients that aren't there any more."""
+        oldest = time.monotonic() - _RENEW_FOR
+        for pair, held in list(self._held.items()):
+            for lease in [each for each, (client, since) in held.items() if not client.is_there or since < oldest]:
+                del held[lease]
+            leases = list(held)
+            renew = partial(settlement.renew, schema=self._tables.schema, leases=leases, seconds=RENEWED)
+            renewed = await self._tables.run(renew) if leases else set()
+            for lease in leases:
+                if lease.message_id not in renewed:
+                    held.pop(lease, None)
+            if not held:
+                del self._held[pair]
+
+
+class Receiving:
+    """The calls of consumers."""
+
+    def __init__(self, tables: Tables, clients: Clients) -> None:
+        self._tables = tables
+        self._clients = clients
+        self._groups: dict[tuple[str, str], LeasedGroup[Any]] = {}
+        self._takers: dict[tuple[str, str, str], SharedTaker] = {}
+        self._acks: GroupCommit[AckItem] = GroupCommit(tables, self._acknowledge, "AckMessage", _ACKS_GATHER)
+        self.renewals: Renewals = Renewals(tables)
+        self._stopping = False
+
+    async def renew(self) -> None:
+        """Renew leases every now and then, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_RENEW_EVERY)
+            try:
+                await self.renewals.once()
+            except Exception as error:
+                self._tables.tell_failure("rocketmq renewal", error)
+
+    def wake(self, topic: str | None) -> None:
+        """Have the polls of a topic look again; None: all. To be called in the loop."""
+        for (_, of_topic, _), taker in self._takers.items():
+            if topic in {None, of_topic}:
+                taker.wake()
+
+    def end(self) -> None:
+        """Answer all polls, and take nothing more."""
+        self._stopping = True
+        for taker in self._takers.values():
+            taker.end()
+
+    def _pair(self, request: Any, client: Client) -> tuple[str, str]:
+        """Return group and topic of a request, which its user may receive."""
+        named = request.message_queue.topic if hasattr(request, "message_queue") else request.topic
+        topic, group = check_topic(named.name), check_group(request.group.name)
+        must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
+        return group, topic
+
+    def _group(self, group: str, topic: str) -> LeasedGroup[Any]:
+        """Return a group of a topic; a new one is made by its first receive."""
+        if (known := self._groups.get((group, topic))) is None:
+            options = self._tables.options.group(group)
+            delays = options.retry_delays or (0.0,)
+            retries = [delays[min(number, len(delays) - 1)] for number in range(options.max_attempts - 1)]
+            ordered = {"ordered": "key", "on_exhausted": "skip"} if options.fifo else {}
+            declared: dict[str, Any] = {"retry_delays": tuple(retries), "start": options.start, **ordered}
+            try:
+                known = self._tables.outbox.leased(topic, group=group, **declared)
+            except InvalidHandler:
+                text = f"group {group} of topic {topic} has a handler in this application; choose another group"
+                raise Refused(Code.ILLEGAL_CONSUMER_GROUP, text) from None
+            self._groups[group, topic] = known
+        return known
+
+    # --- receive -----------------------------------------------------------------------------------------------------
+
+    async def receive_message(self, request: Any, client: Client, remaining: float | None) -> list[Any]:
+        """Return the parts of the answer: a status, the messages, and the time; ``remaining`` seconds are left."""
+        group, topic = self._pair(request, client)
+        client.group = client.group or group
+        invisible = RENEWED if request.auto_renew else check_invisible(millis(request.invisible_duration) / 1000)
+        polling = _polling(request, remaining)
+        name, accepts = filter_of(request.filter_expression)
+        if request.batch_size < 0:
+            raise Refused(Code.BAD_REQUEST, f"batch size {request.batch_size} must be 0 or more")
+        if await self._tables.queues(topic) is None:
+            raise Refused(Code.TOPIC_NOT_FOUND, no_topic(topic))
+        taken: list[Taken] = []
+        if request.batch_size and not self._stopping:
+            fifo = self._tables.options.group(group).fifo
+            take_id = request.attempt_id if fifo and request.attempt_id else None
+            poll = Poll(client.id, min(request.batch_size, BATCH), invisible, take_id)
+            taken = await self._taker(group, topic, name, accepts).poll(poll, polling)
+        if request.auto_renew:
+            self.renewals.add([each.lease for each in taken], client)
+        status = status_of(Code.OK) if taken else status_of(Code.MESSAGE_NOT_FOUND, "no new message")
+        answers: list[dict[str, Any]] = [{"status": status}, *({"message": self._message(each)} for each in taken)]
+        answers.append({"delivery_timestamp": span_of(int(time.time() * 1000))})
+        return [new("ReceiveMessageResponse", **part) for part in answers]
+
+    def _taker(self, group: str, topic: str, name: str, accepts: Accepts | None) -> SharedTaker:
+        if (taker := self._takers.get((group, topic, name))) is None:
+            if len(self._takers) >= _FORGET_TAKERS:
+                self._takers = {key: each for key, each in self._takers.items() if not each.is_idle}
+            of_group = {key: each for key, each in self._takers.items() if key[:2] == (group, topic)}
+            if busy := [key[2] for key, each in of_group.items() if time.monotonic() - each.polled_at < RENEWED]:
+                emit(ClientFiltersDiffer(group=group, topic=topic, filters=(*busy, name)))
+            taker = SharedTaker(self._tables, self._group(group, topic), accepts)
+            self._takers[group, topic, name] = taker
+        return taker
+
+    def _message(self, taken: Taken) -> Any:
+        message, lease = taken.message, taken.lease
+        made = wire_message(message, fifo=self._tables.options.group(lease.group).fifo)
+        system = made.system_properties
+        system.receipt_handle, system.delivery_attempt = receipt_handle(lease), taken.attempt
+        system.queue_id, system.queue_offset, system.store_host = lease.queue, lease.position, self._tables.host
+        system.store_timestamp.FromDatetime(message.visible_at)
+        return made
+
+    # --- settle ------------------------------------------------------------------------------------------------------
+
+    async def ack_message(self, request: Any, client: Client) -> Any:
+        """Settle messages as consumed; each has an entry in the answer."""
+        group, topic = self._pair(request, client)
+        if not request.entries:
+            raise Refused(Code.BAD_REQUEST, "no message to acknowledge")
+        items: list[AckItem | Refused] = []
+        for entry in request.entries:
+            try:
+                items.append(AckItem(lease_of(entry.receipt_handle, group, topic), client.id, topic))
+            except Refused as refused:
+                items.append(refused)
+        await self._acks.write([item for item in items if isinstance(item, AckItem)])
+        entries = []
+        for entry, item in zip(request.entries, items, strict=True):
+            named = {"message_id": entry.message_id, "receipt_handle": entry.receipt_handle}
+            entries.append(new("AckMessageResultEntry", status=self._acknowledged(item), **named))
+        if self._tables.options.group(group).fifo:
+            self.wake(topic)
+        return new("AckMessageResponse", status=overall([entry.status for entry in entries]), entries=entries)
+
+    def _acknowledged(self, item: AckItem | Refused) -> Any:
+        refused = item if isinstance(item, Refused) else item.refused
+        if refused is not None:
+            return status_of(refused.code, str(refused))
+        assert isinstance(item, AckItem)  # noqa: S101 - the other one was refused
+        self.renewals.drop(item.lease)
+        if item.outcome is Settled.LATE:
+            return status_of(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
+        return status_of(Code.OK)
+
+    def _acknowledge(self, items: Sequence[AckItem], connection: Connection) -> None:
+        outcomes = settlement.acknowledge(connection, self._tables.schema, [item.lease for item in items])
+        for item, outcome in zip(items, outcomes, strict=True):
+            item.outcome = outcome
+
+    async def change_invisible_duration(self, request: Any, client: Client) -> Any:
+        """Have a message due after another time; of a push consumer it means that its listener failed.
+
+        Clients take the handle of the answer, also of one that is refused: then it is the one that they have.
+        """
+        handle, status = request.receipt_handle, status_of(Code.OK)
+        try:
+            handle = await self._change(request, client)
+        except Refused as refused:
+            status = status_of(refused.code, str(refused))
+        return new("ChangeInvisibleDurationResponse", status=status, receipt_handle=handle)
+
+    async def _change(self, request: Any, client: Client) -> str:
+        group, topic = self._pair(request, client)
+        seconds = check_invisible(millis(request.invisible_duration) / 1000, 0)
+        lease = lease_of(request.receipt_handle, group, topic)
+        if client.is_push:
+            options = self._tables.options.group(group)
+            impatient = client.language in _IMPATIENT if options.raise_nacks is None else options.raise_nacks
+            reason = f"client {client.id} gave it back"
+            await self._fail(lease, HandlerFailure(reason, delay=None if impatient else seconds))
+            handle = str(request.receipt_handle)
+        else:
+            extend = partial(settlement.extend, schema=self._tables.schema, lease=lease, seconds=seconds)
+            if (extended := await self._tables.run(extend)) is None:
+                raise Refused(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
+            self.renewals.drop(lease)
+            handle = receipt_handle(extended[0])
+        if seconds < _LEAST_POLLING:
+            asyncio.get_running_loop().call_later(seconds, self.wake, topic)
+        return handle
+
+    async def _fail(self, lease: MessageLease, failure: HandlerFailure) -> None:
+        of_group = self._group(lease.group, topic_of(lease.topic)).subscription
+        settings = self._tables.settings
+        fail = partial(settlement.fail, of_group=of_group, settings=settings, lease=lease, failure=failure)
+        self.renewals.drop(lease)
+        if await self._tables.run(fail) is Settled.LATE:
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
+
+    async def forward_to_dead_letters(self, request: Any, client: Client) -> Any:
+        """Park a message: its client has tried it as often as it may.
+
+        A lease that has ended is answered with OK too: clients would repeat the call for ever, and the message is in
+        other hands, or parked by the same call before.
+        """
+        group, topic = self._pair(request, client)
+        of_all = f"{request.delivery_attempt} of {request.max_delivery_attempts} attempts"
+        reason = f"client {client.id} gave up after {of_all}"
+        text = ""
+        try:
+            await self._fail(lease_of(request.receipt_handle, group, topic), HandlerFailure(reason, Status.PARKED))
+        except Refused as refused:
+            if str(refused) != _EXPIRED:
+                raise
+            text = "nothing was done: " + _EXPIRED
+        self.wake(topic)
+        return new("ForwardMessageToDeadLetterQueueResponse", status=status_of(Code.OK, text))
+
+    async def terminated(self, request: Any, client: Client) -> Any:
+        """Forget a client that ends; what it has taken is due again in a second."""
+        self._clients.leave(client)
+        group = request.group.name or client.group
+        pairs = [pair for pair in self._groups if pair[0] == group] if group else []
+        for of_group, topic in pairs:
+            if client.user.may_receive(topic, of_group):
+                feed = self._groups[of_group, topic].subscription.feed
+                schema = self._tables.schema
+                give_up = partial(settlement.give_up, schema=schema, group=of_group, topic=feed, taker=client.id)
+                await self._tables.run(give_up)
+                asyncio.get_running_loop().call_later(1.0, self.wake, topic)
+        return new("NotifyClientTerminationResponse", status=status_of(Code.OK))
+
+
+def _polling(request: Any, remaining: float | None) -> float:
+    """Return for how long (seconds) a receive may wait."""
+    left = 60.0 if remaining is None else remaining
+    if left < _LEAST_POLLING:
+        text = "The deadline time remaining is not enough for polling, please check network condition"
+        raise Refused(Code.ILLEGAL_POLLING_TIME, text)
+    if not request.HasField("long_polling_timeout"):
+        return min(POLLING, left - _MARGIN_UNASKED)
+    asked = min(max(millis(request.long_polling_timeout) / 1000, _LEAST_POLLING), POLLING)
+    return min(asked, left - _MARGIN)
