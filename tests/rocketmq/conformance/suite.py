@@ -44,6 +44,8 @@ class Check:
     topic: str = ""
     group: str | None = None
     needs: str = ""
+    #: About how long it takes (seconds): the long ones begin first.
+    seconds: float = 10.0
     #: The clients that another test than the suite's own drives.
     elsewhere: str = ""
     runs: dict[str, Run] = field(default_factory=dict)

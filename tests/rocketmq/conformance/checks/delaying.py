@@ -43,7 +43,9 @@ def _(c: CheckRun) -> None:
     c.refused(lambda: producer.send(topic=c.topic, body="a", at=day + 60), 40012, what="a day and a minute:")
 
 
-RECALL = Check(32, "recall", "the message's id comes back, and it is never delivered", topic="DELAY", group="")
+RECALL = Check(
+    32, "recall", "the message's id comes back, and it is never delivered", topic="DELAY", group="", seconds=20
+)
 
 
 @RECALL.by(OFFICIAL)
@@ -62,6 +64,7 @@ HANDLES = Check(
     "50001, but twice is OK",
     topic="DELAY",
     group="",
+    seconds=20,
 )
 
 

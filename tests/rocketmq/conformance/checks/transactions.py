@@ -28,7 +28,7 @@ def _(c: CheckRun) -> None:
     c.say(f"asked {len(asked.times)} times")
 
 
-ROLLBACK = Check(36, "rollback", "never delivered", topic="TRANSACTION", group="")
+ROLLBACK = Check(36, "rollback", "never delivered", topic="TRANSACTION", group="", seconds=21)
 
 
 @ROLLBACK.by(OFFICIAL)
@@ -41,7 +41,12 @@ def _(c: CheckRun) -> None:
 
 
 ORPHAN = Check(
-    37, "an undecided half, whose checker says COMMIT", "asked once, delivered once", topic="TRANSACTION", group=""
+    37,
+    "an undecided half, whose checker says COMMIT",
+    "asked once, delivered once",
+    topic="TRANSACTION",
+    group="",
+    seconds=18,
 )
 
 
@@ -59,7 +64,9 @@ def _(c: CheckRun) -> None:
     c.expect(not again and len(asked.times) == 1, f"later: {len(again)} delivered; asked {asked.times}")
 
 
-ASKED_ROLLBACK = Check(38, "its checker says ROLLBACK", "asked once, never delivered", topic="TRANSACTION", group="")
+ASKED_ROLLBACK = Check(
+    38, "its checker says ROLLBACK", "asked once, never delivered", topic="TRANSACTION", group="", seconds=20
+)
 
 
 @ASKED_ROLLBACK.by(OFFICIAL)
@@ -95,6 +102,7 @@ ALWAYS_UNKNOWN = Check(
     "the verdict is the sender's",
     topic="TRANSACTION",
     group="",
+    seconds=45,
 )
 
 
@@ -133,6 +141,7 @@ NO_PRODUCER = Check(
     "a question without a client is none",
     topic="TRANSACTION",
     group="",
+    seconds=24,
 )
 
 
@@ -252,6 +261,7 @@ LATE = Check(
     "a half waits for its verdict for as long as it is kept",
     topic="TRANSACTION",
     group="",
+    seconds=70,
 )
 
 
@@ -277,6 +287,7 @@ BY_TURNS = Check(
     "the one that sent the half",
     "it alone may know",
     topic="TRANSACTION",
+    seconds=20,
 )
 
 
@@ -305,6 +316,7 @@ IMMUNITY = Check(
     "asked when it is over. More than an hour as there",
     "a question is due when its sender says",
     topic="TRANSACTION",
+    seconds=33,
 )
 
 
@@ -337,6 +349,7 @@ DECIDED = Check(
     "a half has one verdict",
     topic="TRANSACTION",
     group="",
+    seconds=27,
 )
 
 
