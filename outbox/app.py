@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
-    from outbox.consumer.leased.group import LeasedGroup
     from outbox.database.drivers import RawAsyncConnection, RawConnection
     from outbox.database.session import Bind
+    from outbox.leases import LeasedGroup
     from outbox.message.declared import (
         LeasedOptions,
         PrepareOptions,
@@ -327,11 +327,12 @@ class Outbox(Declarations):
             InvalidMessage: the topic or the group isn't a name.
         """
         # Services that take nothing don't pay for it.
-        from outbox.consumer.leased.group import NO_HANDLER, LeasedGroup  # noqa: PLC0415 - importing outbox must not
+        from outbox.leases import NO_HANDLER, LeasedGroup  # noqa: PLC0415 - importing outbox must not
 
         declared: dict[str, Any] = {"ordered": False, **options, "leased": True, "transactional": False}
         self._register(Subscription, topic, model, send_reply=self._send_reply, **declared)(NO_HANDLER)
-        return LeasedGroup(self, self.subscriptions[self._name_of(topic), options["group"]])
+        key = self._name_of(topic), options["group"]
+        return LeasedGroup(lambda: self.subscriptions[key], self.settings, lambda: self.current.engine)
 
     def _send_reply(self, carrier: Any, topic: str, message: Outgoing) -> Any:
         # A tenant's answer goes out from the tenant's database, also where this Outbox has one itself.

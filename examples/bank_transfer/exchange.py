@@ -42,6 +42,7 @@ _LIBRARIES = {
     Via.REDIS: ("redis", "redis"),
     Via.RABBITMQ: ("aio_pika", "rabbitmq"),
     Via.WEBHOOK: ("httpx", "http"),
+    Via.ROCKETMQ: ("rocketmq", "rocketmq"),
 }
 
 
@@ -65,8 +66,8 @@ class Carried:
 class Exchange:
     """What stands between the banks.
 
-    ``between`` is what their processes must know of it. ``broker`` is its server, which webhooks have none of: they
-    have ``endpoints``, sockets that stay open while the process of one is killed.
+    ``between`` is what their processes must know of it. ``broker`` is its server, where there is one. Webhooks have
+    ``endpoints``, sockets that stay open while the process of one is killed.
     """
 
     between: Between
@@ -99,10 +100,11 @@ def opened(kind: Via, seed: int, *, disturbed: bool) -> Iterator[Exchange]:
         def proxy() -> Proxy | None:
             return stack.enter_context(Proxy(seed)) if disturbed else None
 
-        if kind is Via.WEBHOOK:
-            yield _endpoints(stack, {topic: proxy() for topic in _TOPICS})
-        else:
+        if kind.has_broker:
             yield _broker(kind, stack, proxy())
+        else:
+            proxies = {topic: proxy() for topic in _TOPICS}
+            yield _endpoints(stack, proxies) if kind is Via.WEBHOOK else _gateways(stack, proxies)
 
 
 def _folder(kind: Via) -> tempfile.TemporaryDirectory[str]:
@@ -124,6 +126,21 @@ def _broker(kind: Via, stack: ExitStack, proxy: Proxy | None) -> Exchange:
     destinations.make(kind, direct, _TOPICS)
     between = Between(kind, dict.fromkeys(_TOPICS, there), dict.fromkeys(_TOPICS, direct))
     return Exchange(between, server, [proxy] if proxy else [], {})
+
+
+def _gateways(stack: ExitStack, proxies: Mapping[str, Proxy | None]) -> Exchange:
+    serve, take = dict[str, str](), dict[str, str]()
+    for topic, proxy in proxies.items():
+        # Bound, and not listened at: the port is the gateway's, also while its process is killed.
+        held = stack.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        port = int(held.getsockname()[1])
+        if proxy:
+            proxy.to = port
+        serve[topic] = f"127.0.0.1:{port}"
+        take[topic] = f"127.0.0.1:{proxy.port if proxy else port}"
+    return Exchange(Between(Via.ROCKETMQ, serve, take), None, [each for each in proxies.values() if each], {})
 
 
 def _endpoints(stack: ExitStack, proxies: Mapping[str, Proxy | None]) -> Exchange:

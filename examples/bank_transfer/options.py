@@ -30,6 +30,12 @@ class Via(enum.StrEnum):
     NATS = "nats"
     REDIS = "redis"
     WEBHOOK = "webhook"
+    ROCKETMQ = "rocketmq"
+
+    @property
+    def has_broker(self) -> bool:
+        """Is there a server between the banks? Without one, each bank talks to a process of the other."""
+        return self not in {Via.WEBHOOK, Via.ROCKETMQ}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class DemoOptions:
     ``crash``: kill processes at random, and close accounts of bank B in between; ``kills`` says how many (and implies
     ``crash``), by default 30.
     ``via``: bank B has no access to bank A's database, nor bank A to that of bank B: messages go through a real broker
-    of this kind, or by webhooks. With ``crash`` the broker is killed too, and a proxy drops what it answers.
+    of this kind, by webhooks, or each bank serves RocketMQ's client of the other. With ``crash`` the broker is killed
+    too, and a proxy drops what is answered.
     ``two_phase``: an order begins with a half message. ``tcc``: it is tried, then confirmed or cancelled.
     ``faults``: when the work is done, the tables of both banks are damaged on purpose. ``reconcile``: at the end the
     two are compared, and the damage is repaired; ``engine`` compares, ``report`` is the file for its HTML page.

@@ -1,4 +1,4 @@
-"""What stands between the banks, where bank B has no access to bank A's database: a broker, or HTTP.
+"""What stands between the banks, where bank B has no access to bank A's database: a broker, HTTP, or RocketMQ's client.
 
 A bank relays a topic of its own to it, and takes a topic of the other bank's from it. Neither knows more of the other
 one than that. Where the messages are published and taken says the environment of the bank's processes.
@@ -44,13 +44,18 @@ class Between:
 
 
 def relay(outbox: Outbox, topic: str, between: Between) -> None:
-    """Have workers publish a topic for the other bank."""
+    """Have workers publish a topic for the other bank; RocketMQ's client reads it by itself, at a `gateway`."""
+    if between.kind is Via.ROCKETMQ:
+        return
     outbox.relay(topic, to=_publisher(topic, between, between.publish_at[topic]), group=f"relay-{topic}")
 
 
 def take_in(outbox: Outbox, topic: str, group: str, between: Between) -> None:
-    """Have workers take a topic of the other bank in, as a topic of this database; webhooks have an `endpoint`."""
-    if between.kind is not Via.WEBHOOK:
+    """Have workers take a topic of the other bank in, as a topic of this database.
+
+    Webhooks have an `endpoint`, and RocketMQ's client a `collector`.
+    """
+    if between.kind.has_broker:
         outbox.intake(topic, source=_Counted(_source(topic, group, between.kind, between.take_at[topic])))
 
 
@@ -101,6 +106,8 @@ def _publisher(topic: str, between: Between, address: str) -> Any:
 
             # On one machine there is neither TLS nor an address of the public internet.
             return Webhook(address, secrets=[between.secrets[topic]], private=True, timeout=_TIMEOUT)
+        case _:
+            raise ValueError(f"nothing is published to a {between.kind}")
 
 
 def _source(topic: str, group: str, kind: Via, address: str) -> Any:

@@ -46,6 +46,7 @@ _BETWEEN = {
     Via.NATS: "NATS JetStream",
     Via.REDIS: "a server with Redis Streams",
     Via.WEBHOOK: "HTTP: each posts webhooks to the other",
+    Via.ROCKETMQ: "gRPC: each serves RocketMQ's client of the other from its own tables",
 }
 _HOW = {
     Mode.SEND: "",
@@ -172,6 +173,11 @@ def _start_all(plan: Plan, banks: Banks, processes: Processes, desk: socket.sock
 
 def _start_carriers(exchange: Exchange, processes: Processes, bank: str, taken: str, where: Mapping[str, str]) -> None:
     """Start what publishes for the other bank, and what takes the topic ``taken`` from it."""
+    if exchange.between.kind is Via.ROCKETMQ:
+        served = next(topic for topic in exchange.between.publish_at if topic != taken)
+        processes.start("gateway", "gateway", [bank, served], where)
+        processes.start("collector", "collector", [bank], where)
+        return
     processes.start("relay", "worker", [bank, "publisher", "consume"], where)
     if (listening := exchange.endpoints.get(taken)) is None:
         processes.start("intake", "worker", [bank, "intake", "intake"], where)

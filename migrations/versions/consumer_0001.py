@@ -16,7 +16,7 @@ UPGRADE = (
             CHECK (status IN ('consumed', 'failed', 'waiting', 'taken', 'parked', 'quarantined', 'expired')),
         body_digest BYTEA, next_attempt_at TIMESTAMPTZ, last_error TEXT, error_kind TEXT, discarded_at TIMESTAMPTZ,
         quarantined_by UUID, quarantined_from TEXT CONSTRAINT ck_consumer_message_quarantined_from
-            CHECK (quarantined_from IN ('unconsumed', 'failed', 'waiting', 'parked')),
+            CHECK (quarantined_from IN ('unconsumed', 'failed', 'waiting', 'taken', 'parked')),
         order_key {name}, turn BIGINT, lease BIGINT, taken_by TEXT, take_id TEXT,
         CONSTRAINT pk_consumer_message PRIMARY KEY (consumer_group, message_id),
         CONSTRAINT ck_consumer_message_attempts CHECK (attempts >= 0 AND starts >= 0),

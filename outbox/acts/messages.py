@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from outbox.acts import changes
 from outbox.acts.changes import Act, ActOption, MessageStatus, Noun
 from outbox.errors import InvalidRequest
+from outbox.message.model import Status
 
+_TIMED = frozenset(each.value for each in Status if each.timed)
 _COMMITTED = frozenset(each.value for each in MessageStatus if each.committed)
 _DECIDED = {
     **dict.fromkeys(
@@ -192,7 +194,7 @@ _TABLE = (
     Act(
         name="retry",
         noun="inbox",
-        from_states=frozenset({"parked", "failed", "taken"}),
+        from_states=_TIMED | {"parked"},
         change=changes.retry,
         summary="Have a failed or parked message tried again now",
         details="A failed message keeps its attempts; a parked one gets all of them anew. One that a client has taken "
@@ -216,7 +218,7 @@ _TABLE = (
     Act(
         name="park",
         noun="inbox",
-        from_states=frozenset({"failed", "taken"}),
+        from_states=_TIMED,
         change=changes.park,
         summary="Park a failed message: it is not tried again until an operator retries it",
         details="It is a dead letter then.",
@@ -276,9 +278,7 @@ _TABLE = (
         needs_reason=False,
         mends={
             "parked": "it was not discarded; retry it, or discard it",
-            **dict.fromkeys(
-                ("failed", "waiting", "taken", "consumed", "quarantined", "expired"), "it was not discarded"
-            ),
+            **dict.fromkeys((each for each in Status if each != Status.PARKED), "it was not discarded"),
             "unconsumed": "only a discarded message can be restored",
         },
     ),

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from outbox import __version__
-from outbox.cli import database, health, messages, nouns, output, processes, reconcile, reconcilers
+from outbox.cli import database, health, messages, nouns, output, processes, reconcile, reconcilers, rocketmq
 from outbox.cli.output import Code, as_failure
 from outbox.errors import without_secrets
 from outbox.text import trace_of
@@ -99,6 +99,7 @@ app.add_typer(reconcile.app, name="reconcile")
 app.add_typer(nouns.sagas_app)
 app.add_typer(nouns.topics_app)
 app.add_typer(nouns.cron_app)
+app.add_typer(rocketmq.app)
 app.command()(processes.demo)
 
 

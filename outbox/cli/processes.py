@@ -10,7 +10,7 @@ import inspect
 import secrets
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -71,7 +71,8 @@ LogFormatOption = Annotated[
 ]
 
 
-def _set_up_log(log_format: LogFormat | None, log_level: LogLevel | None) -> None:
+def set_up_log(log_format: LogFormat | None, log_level: LogLevel | None) -> None:
+    """Have the log written to stderr as the options say."""
     configure(log_format, None if log_level is None else log_level.upper())
 
 
@@ -151,9 +152,9 @@ def run(
     choices = WorkerChoices(app, tuple(bind or ()), roles, log_level, log_format, url, http)
     if processes == 1:
         worker = _worker_of(choices)
-        with _probes(worker, http):
+        with observed(worker, http):
             raise typer.Exit(worker.run())
-    _set_up_log(log_format, log_level)
+    set_up_log(log_format, log_level)
     from outbox.worker.supervisor import Supervisor  # noqa: PLC0415 - needed by this command alone
 
     code, hindrance = Supervisor(partial(_work, choices), processes).run()
@@ -183,11 +184,11 @@ def _worker_of(choices: WorkerChoices) -> Worker:
     """Import the application; return a worker for it, which is not started."""
     roles = choices.roles
     if choices.app is not None:
-        outboxes = _bound(choices.app, load_all(choices.app), choices.binds)
+        outboxes = bound(choices.app, load_all(choices.app), choices.binds)
     else:
         database = DatabaseOptions(choices.url)
         outboxes, roles = [outbox.Outbox(database.engine, settings=database.settings)], roles or _WITHOUT_APPLICATION
-    _set_up_log(choices.log_format, choices.log_level)
+    set_up_log(choices.log_format, choices.log_level)
     from outbox.worker import Worker  # noqa: PLC0415 - needed by this command alone
 
     names = None if roles is None else [role.strip() for role in roles.split(",") if role.strip()]
@@ -201,7 +202,7 @@ def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
     supervised = SupervisedWorker(link)
     try:
         worker = _worker_of(choices)
-        with _probes(worker, choices.http, number - 1):
+        with observed(worker, choices.http, number - 1):
             code = supervised.run(worker)
     except Exception as error:
         failure = as_failure(error)
@@ -213,15 +214,20 @@ def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
 
 
 @contextlib.contextmanager
-def _probes(worker: Worker, http: str | None, offset: int = 0) -> Iterator[None]:
-    """Serve the probes and metrics of a worker, if there is an address to do it at, so many ports higher."""
+def observed(
+    worker: Any, http: str | None, offset: int = 0, more: Mapping[str, Callable[[], Any]] | None = None
+) -> Iterator[None]:
+    """Serve the probes and metrics of a worker or server, if there is an address for it, so many ports higher.
+
+    ``more`` are answers by other paths.
+    """
     with contextlib.ExitStack() as stack:
         if http is not None:
             from outbox.worker import probes  # noqa: PLC0415 - needed by this command alone
 
             host, port = address(http, offset)
             try:
-                stack.enter_context(probes.serving(worker, host, port))
+                stack.enter_context(probes.serving(worker, host, port, more))
             except OSError as error:
                 reason = f"--http {http}: {error.strerror or error}"
                 raise Failure(f"{reason} (port {port})" if offset else reason, Code.CONFIG) from error
@@ -240,7 +246,7 @@ def address(text: str, offset: int = 0) -> tuple[str, int]:
     return host.strip("[]"), int(port) + offset
 
 
-def _bound(path: str, outboxes: list[Outbox], binds: Sequence[str]) -> list[Outbox]:
+def bound(path: str, outboxes: list[Outbox], binds: Sequence[str]) -> list[Outbox]:
     """Return the Outboxes with their databases; with several databases, one for each of them."""
     from sqlalchemy import QueuePool  # noqa: PLC0415 - needed by this command alone
 
@@ -488,7 +494,7 @@ def serve(
         databases={name: url.render_as_string(hide_password=False) for name, url in databases.urls.items()},
         **read_options(ConsoleServer, server),
     )
-    _set_up_log(log_format, log_level)
+    set_up_log(log_format, log_level)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # as is said
         say("Ctrl-C ends it.")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema
-from outbox.database.sql import GROUP_QUEUES, OPEN, TOOK_EFFECT
+from outbox.database.sql import GROUP_QUEUES, OPEN, TIMED, TOOK_EFFECT
 
 #: How the outcome of an item begins whose message will not be compensated.
 REFUSED = "refused: "
@@ -279,8 +279,7 @@ UPDATE {s}.consumer_message c
    SET status = 'quarantined', next_attempt_at = NULL, starts = 0, taken_by = NULL, take_id = NULL,
        discarded_at = NULL, changed_at = clock_timestamp(),
        quarantined_by = CASE WHEN status <> 'quarantined' OR quarantined_by IS NOT NULL THEN %(bulk_job)s::uuid END,
-       quarantined_from = CASE status WHEN 'quarantined' THEN quarantined_from WHEN 'taken' THEN 'failed'
-                                      ELSE status END
+       quarantined_from = CASE WHEN status = 'quarantined' THEN quarantined_from ELSE status END
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
 """)
 
@@ -299,11 +298,12 @@ SELECT c.* FROM unnest(%(ids)s::uuid[]) m (id) CROSS JOIN LATERAL (
      WHERE consumer_group = %(group)s AND message_id = m.id AND quarantined_by IS NOT NULL OFFSET 0) c
 """)
 
-#: Release quarantines over failed messages, which are due now, and over waiting and parked ones.
+#: Release quarantines over failed and taken messages, which are due now, and over waiting and parked ones.
 #: Rows: ``(group, status)``.
 give_back: Template = Template(f"""
 UPDATE {{s}}.consumer_message
-   SET status = quarantined_from, next_attempt_at = CASE WHEN quarantined_from = 'failed' THEN clock_timestamp() END,
+   SET status = CASE WHEN quarantined_from IN {TIMED} THEN 'failed' ELSE quarantined_from END,
+       next_attempt_at = CASE WHEN quarantined_from IN {TIMED} THEN clock_timestamp() END,
        quarantined_by = NULL, quarantined_from = NULL, changed_at = clock_timestamp()
  WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
    AND quarantined_by = ANY (%(bulk_jobs)s::uuid[])

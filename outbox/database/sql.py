@@ -127,8 +127,8 @@ TOOK_EFFECT = """EXISTS (SELECT FROM {s}.reread_message e WHERE e.status = 'cons
 IS_CONFIRMED = "m.position > coalesce(g.starts[m.queue + 1], 0) AND m.position <= coalesce(g.positions[m.queue + 1], 0)"
 
 #: The statuses of the inbox that have a property (`Status`), as ``IN`` takes them.
-OPEN, TRIED, ALONE, REREAD = (
-    sql_list(each for each in Status if getattr(each, name)) for name in ("open", "tried", "alone", "reread")
+OPEN, TRIED, ALONE, TIMED, REREAD = (
+    sql_list(each for each in Status if getattr(each, name)) for name in ("open", "tried", "alone", "timed", "reread")
 )
 SETTLED: str = sql_list(each for each in Status if not each.open)
 

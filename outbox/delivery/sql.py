@@ -8,7 +8,7 @@ from uuid import UUID
 
 from outbox.consumer.sql import MATCHES
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import IS_CONFIRMED, SKIPPED, TOOK_EFFECT
+from outbox.database.sql import ALONE, IS_CONFIRMED, SKIPPED, TOOK_EFFECT
 
 # --- in the producer's database --------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ SELECT q, coalesce((SELECT position FROM {{s}}.consumer_start b
 #: Read what the inbox of a group says of these messages. Rows: ``(id, status, kind of error)`` of those that it has.
 statuses: Template = Template(f"""
 SELECT c.message_id,
-       CASE WHEN {TOOK_EFFECT} THEN 'consumed' WHEN c.status IN ('waiting', 'taken') THEN 'failed' ELSE c.status END,
+       CASE WHEN {TOOK_EFFECT} THEN 'consumed' WHEN c.status IN {ALONE} THEN 'failed' ELSE c.status END,
        CASE c.status WHEN 'waiting' THEN 'waits for an earlier message of its key' WHEN 'taken' THEN 'taken by a client'
                      ELSE c.error_kind END
   FROM unnest((SELECT %(ids)s::uuid[])) AS m (id) CROSS JOIN LATERAL (

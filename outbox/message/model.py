@@ -58,29 +58,28 @@ Start = Literal["first", "now"] | dt.datetime | int | Mapping[int, int]
 class Status(enum.StrEnum):
     """Status of an inbox row, and what that means: the one place where it is said.
 
-    ``waiting``: an earlier message of its key is to be settled first. ``taken``: it was handed to a client, which has
-    it until its lease ends (`outbox.consumer.leased`). ``expired``: when the group came to the message, it was too old
-    to be handled.
-
+    ``waiting``: an earlier message of its key is to be settled first. ``taken``: a client has it until its lease ends
+    (`outbox.consumer.leased`). ``expired``: when the group came to the message, it was too old to be handled.
     ``open``: the group isn't done with the message, unless it was discarded. ``tried``: a call of the handler leaves
-    it. ``alone``: the group will handle it without an operator.
+    it. ``alone``: the group will handle it without an operator, if ``timed`` at its next attempt.
     """
 
     open: bool
     tried: bool
     alone: bool
+    timed: bool
 
     def __new__(cls, value: str, *properties: str) -> Status:
         """Make a member."""
         member = str.__new__(cls, value)
         member._value_ = value
-        member.open, member.tried, member.alone = (name in properties for name in ("open", "tried", "alone"))
+        member.__dict__ |= {name: name in properties for name in ("open", "tried", "alone", "timed")}
         return member
 
     CONSUMED = "consumed", "tried"
-    FAILED = "failed", "open", "tried", "alone"
+    FAILED = "failed", "open", "tried", "alone", "timed"
     WAITING = "waiting", "open", "alone"
-    TAKEN = "taken", "open", "alone"
+    TAKEN = "taken", "open", "alone", "timed"
     PARKED = "parked", "open", "tried"
     QUARANTINED = "quarantined"
     EXPIRED = "expired"

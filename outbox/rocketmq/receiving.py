@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outbox.consumer.leased import settlement
-from outbox.consumer.leased.settlement import MessageLease, Settled, Taken
+from outbox.consumer.leased.settlement import MessageLease, Settlement, Taken
 from outbox.errors import BadExpression, InvalidHandler
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
@@ -36,7 +36,7 @@ from outbox.text import topic_of
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.consumer.leased.group import LeasedGroup
+    from outbox.leases import LeasedGroup
 
 #: The lease (seconds) of a message whose client has the server renew it, how often that is done, and for how long.
 RENEWED, _RENEW_EVERY, _RENEW_FOR = 60.0, 20.0, 3 * 3600.0
@@ -199,7 +199,7 @@ class AckItem:
     lease: MessageLease
     client: str
     topic: str
-    outcome: Settled = Settled.LATE
+    outcome: Settlement = Settlement.LATE
     refused: Refused | None = None
     size: int = 0
 
@@ -366,7 +366,7 @@ class Receiving:
             return status_of(refused.code, str(refused))
         assert isinstance(item, AckItem)  # noqa: S101 - the other one was refused
         self.renewals.drop(item.lease)
-        if item.outcome is Settled.LATE:
+        if item.outcome is Settlement.LATE:
             return status_of(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
         return status_of(Code.OK)
 
@@ -412,7 +412,7 @@ class Receiving:
         settings = self._tables.settings
         fail = partial(settlement.fail, of_group=of_group, settings=settings, lease=lease, failure=failure)
         self.renewals.drop(lease)
-        if await self._tables.run(fail) is Settled.LATE:
+        if await self._tables.run(fail) is Settlement.LATE:
             raise Refused(Code.INVALID_RECEIPT_HANDLE, _EXPIRED)
 
     async def forward_to_dead_letters(self, request: Any, client: Client) -> Any:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -105,7 +107,7 @@ class RocketmqServer:
         #: The ports that it listens at, in the order of the addresses.
         self.ports: list[int] = []
         self._stopping = threading.Event()
-        self._stopped = threading.Event()
+        self._ending = threading.Lock()
         self._running = False
         self._beat_at = 0.0
         self.clients: Clients
@@ -178,13 +180,13 @@ class RocketmqServer:
     def stop(self) -> None:
         """End in good order: answer what waits, finish what writes, end the streams; return when that is done."""
         self._stopping.set()
-        if self._running:
-            self._running = False
-            self._checking.stop()
-            self._in_loop(self._stop())
-            self._end_loop()
-            emit(RocketmqStopped())
-        self._stopped.set()
+        with self._ending:
+            if self._running:
+                self._running = False
+                self._checking.stop()
+                self._in_loop(self._stop())
+                self._end_loop()
+                emit(RocketmqStopped())
 
     async def _stop(self) -> None:
         self._receiving.end()
@@ -199,18 +201,22 @@ class RocketmqServer:
         self._thread.join()
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; return the exit code."""
-        import signal  # noqa: PLC0415 - a server that a test starts has none
+        """Serve until SIGTERM or SIGINT; return the exit code. A second signal ends the process at once."""
+
+        def obey(number: int, _: object) -> None:
+            if self._stopping.is_set():
+                os._exit(128 + number)
+            self._stopping.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stopping.set())
+            signal.signal(number, obey)
         self.start()
         while not self._stopping.wait(_BEAT):
             pass
         self.stop()
         return 0
 
-    # --- as a worker's probes and supervisor see it ----------------------------------------------------------------
+    # --- as a supervisor sees it, and what asks if it lives --------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -241,7 +247,8 @@ class RocketmqServer:
 
     def clients_as_json(self) -> str:
         """Return its clients, as the endpoint ``/clients`` tells them."""
-        return json.dumps({"addresses": self.addresses, "clients": self.clients.facts() if self._running else []})
+        clients = self.clients.facts() if self._running else []
+        return json.dumps({"addresses": self.addresses, "pid": os.getpid(), "clients": clients})
 
     # --- calls -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outbox.consumer.sql import START_TIME
 from outbox.database.execute import Statement, Template
+from outbox.database.sql import TIMED
 
 #: Undo what a pass has set for the rest of its transaction: a test that stands still in a debugger must not be ended.
 STAY_IDLE = Statement("SELECT set_config('idle_in_transaction_session_timeout', '0', true)")
@@ -58,7 +59,7 @@ age_delayed: Template = _older("scheduled_message", "half_id", "recalled_at IS N
 # One that a worker has begun to retry is due for others that much later.
 #: Let failed messages be due for their retry.
 age_failed: Template = _older(
-    "consumer_message", "message_id", "status IN ('failed', 'taken')", "next_attempt_at", f"({START_TIME} + {_MOMENT})"
+    "consumer_message", "message_id", f"status IN {TIMED}", "next_attempt_at", f"({START_TIME} + {_MOMENT})"
 )
 #: Let undecided halves be due for their check; not parked ones.
 age_orphans: Template = _older("half_check", "half_id", "parked_at IS NULL", "next_check_at")

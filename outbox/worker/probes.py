@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
-from outbox.worker.worker import Worker
+from typing import Any, Protocol
 
 #: Requests that are answered at once; more are turned away. Prometheus and a kubelet need two.
 _AT_ONCE = 8
 
 Answer = tuple[int, str, bytes]
+
+
+class Probed(Protocol):
+    """What is asked whether it lives: a worker, or a server."""
+
+    def is_alive(self) -> bool:
+        """Does it give signs of life?"""
+
+    def is_ready(self) -> bool:
+        """Is all of it at work?"""
+
+    def health(self) -> Mapping[str, Any]:
+        """Return how each duty fares, by its name."""
 
 
 class ProbeServer(ThreadingHTTPServer):
@@ -83,8 +94,10 @@ def _plain(status: HTTPStatus, text: str) -> Answer:
 
 
 @contextmanager
-def serving(worker: Worker, host: str, port: int) -> Iterator[ProbeServer]:
-    """Serve ``/healthz``, ``/readyz`` and ``/metrics`` of a worker, which needn't have started.
+def serving(
+    worker: Probed, host: str, port: int, more: Mapping[str, Callable[[], Answer]] | None = None
+) -> Iterator[ProbeServer]:
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics`` of a worker, which needn't have started; ``more`` by its path.
 
     Without prometheus-client ``/metrics`` answers 501, and says how to install it.
 
@@ -98,6 +111,7 @@ def serving(worker: Worker, host: str, port: int) -> Iterator[ProbeServer]:
     answers: dict[str, Callable[[], Answer]] = {
         "/healthz": partial(probe, worker.is_alive, "alive"),
         "/readyz": partial(probe, worker.is_ready, "ready"),
+        **(more or {}),
     }
     with _metrics(worker) as answers["/metrics"], ProbeServer(host, port, answers) as server:
         threading.Thread(target=server.serve_forever, name="outbox-worker-http", daemon=True).start()
@@ -108,7 +122,7 @@ def serving(worker: Worker, host: str, port: int) -> Iterator[ProbeServer]:
 
 
 @contextmanager
-def _metrics(worker: Worker) -> Iterator[Callable[[], Answer]]:
+def _metrics(worker: Probed) -> Iterator[Callable[[], Answer]]:
     """Measure what happens in this process and how a worker fares; yield what answers with it."""
     try:
         from outbox.telemetry import prometheus  # noqa: PLC0415 - an extra

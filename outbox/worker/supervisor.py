@@ -22,15 +22,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from outbox.database.execute import Backoff
 from outbox.settings import Settings
 from outbox.telemetry.events import ProcessEnded, ProcessHung, ProcessNotStarted, ProcessStarted
 from outbox.telemetry.hooks import emit
-
-if TYPE_CHECKING:
-    from outbox.worker.worker import Worker
 
 #: How often (seconds) a process shows its watchdog that it lives, and the supervisor looks at its processes.
 _TICK = 0.5
@@ -41,6 +38,32 @@ _END_WITHIN, _AT_ONCE = 10.0, 2.0
 #: next wait is the first one again.
 _RESTART_FIRST, _RESTART_CAP, _SETTLED_AFTER = 0.2, 30.0, 60.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Supervised(Protocol):
+    """What runs in a supervised process: a worker, or a server."""
+
+    @property
+    def is_running(self) -> bool:
+        """Is it at work?"""
+
+    @property
+    def drain_timeout(self) -> float:
+        """How long (seconds) it may drain."""
+
+    @property
+    def hang_timeout(self) -> float:
+        """After how long (seconds) without a sign of life its process is to end."""
+
+    def is_alive(self) -> bool:
+        """Does it give signs of life?"""
+
+    def stop(self) -> object:
+        """Drain, and end."""
+
+    def run(self) -> int:
+        """Work until an order or a signal; return the exit code."""
+
 
 #: What a process runs, which leaves with an exit code: with its number, from 1 on, and the pipe for `SupervisedWorker`.
 ProcessTarget = Callable[[int, Connection], None]
@@ -55,14 +78,14 @@ class SupervisedWorker:
 
     def __init__(self, link: Connection) -> None:
         self._link = link
-        self._worker: Worker | None = None
+        self._worker: Supervised | None = None
         # Until the worker runs, Ctrl-C is the supervisor's alone; a terminal that closes always is.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         for task in (self._watch, self._obey):
             threading.Thread(target=task, name="outbox-supervised", daemon=True).start()
 
-    def run(self, worker: Worker) -> int:
+    def run(self, worker: Supervised) -> int:
         """Run the worker until an order, a signal or the supervisor's end; return the exit code.
 
         Raises:

@@ -21,6 +21,8 @@ from sqlalchemy.orm import Session
 from outbox import Breaker, Message, Outbox, Settings
 from outbox.consumer.consumer import Consumer
 from outbox.dispatch.dispatch_pass import dispatch_once, newest_sends, resend
+from outbox.errors import LeaseEnded
+from outbox.leases import LeasedGroup, LeasedMessage
 from outbox.message.model import Counts
 from outbox.worker import Worker
 from tests.kit.bench import LEDGER, record
@@ -138,6 +140,45 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 }
 
 
+#: Those without a handler: messages are taken, in any order or by their keys.
+TAKING: Mapping[str, dict[str, Any]] = {"taken": {}, "taken by key": {"ordered": "key", "on_exhausted": "block"}}
+
+
+def take(mode: str, producer: Engine, consumer_engine: Engine) -> NoReturn:
+    """Dispatch, and take and credit messages: now and then one fails, or is left until its lease ends."""
+    app = Outbox(consumer_engine, settings=LIMITS)
+    group: LeasedGroup[Any] = app.leased("t", group="g", source=producer, **TAKING[mode])
+    idle = threading.Event()
+    while True:
+        with producer.connect() as source:
+            dispatch_once(source, LIMITS, limit=random.randint(1, 30))  # noqa: S311
+        taken = group.take(random.randint(1, 8), invisible=1.0)  # noqa: S311
+        stopped: set[str | None] = set()
+        for each in taken:
+            # What comes after one that isn't done isn't done either, of its key.
+            waits = each.message.key in stopped and mode != "taken"
+            if waits or random.random() < 0.02 or not _credit_taken(consumer_engine, each):  # noqa: S311
+                stopped.add(each.message.key)
+        if not taken:
+            idle.wait(0.005)
+
+
+def _credit_taken(engine: Engine, taken: LeasedMessage[Any]) -> bool:
+    try:
+        with Session(engine) as session:
+            try:
+                credit(taken.message, session)
+            except RuntimeError as error:
+                session.rollback()
+                taken.fail(str(error))
+                return False
+            taken.acknowledge(session)
+            session.commit()
+    except LeaseEnded:  # too slow: it is another one's by now
+        return False
+    return True
+
+
 def subscription(engine: Engine, mode: str, seed: int) -> Consumer:
     """Return the consumer of a mode."""
     settings = LIMITS if mode in {"money", "keys", "limited", "broken", *CREDITING} else CRASHING
@@ -164,10 +205,12 @@ def work(mode: str, producer_url: str, consumer_url: str, seed: int) -> None:
     random.seed(seed)
     producer = create_engine(producer_url, poolclass=NullPool)
     consumer_engine = create_engine(consumer_url, poolclass=NullPool)
-    consumer = subscription(consumer_engine, mode, seed)
+    consumer = subscription(consumer_engine, mode, seed) if mode not in TAKING else None
     while True:
         try:
-            if consumer.subscription.is_async:
+            if consumer is None:
+                take(mode, producer, consumer_engine)
+            elif consumer.subscription.is_async:
                 asyncio.run(_on_loop(consumer, producer_url, consumer_url, mode))
             else:
                 with consumer_engine.connect() as connection, producer.connect() as source:

@@ -33,5 +33,5 @@ def test_an_example_prints_what_it_says(script: Path, server: ServerLike) -> Non
 
 
 def test_there_is_one_for_each_way_in() -> None:
-    """Eight of them, numbered in the order in which a reader meets the matter."""
-    assert [path.name[:2] for path in SCRIPTS] == [f"{number:02}" for number in range(1, 9)]
+    """Nine of them, numbered in the order in which a reader meets the matter."""
+    assert [path.name[:2] for path in SCRIPTS] == [f"{number:02}" for number in range(1, 10)]

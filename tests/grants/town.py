@@ -476,6 +476,7 @@ def consume(town: Town) -> None:
             town.consumer.run(
                 "UPDATE outbox.group_control SET trial_at = clock_timestamp() WHERE opened_at IS NOT NULL"
             )
+        take(town)
         town.dispatched(2, tag="x")
         consume_all(consumer, own, source)
         outside = town.subscribed(lambda _: None, "outside", transactional=False)
@@ -489,6 +490,20 @@ def consume(town: Town) -> None:
         consume_all(fresh, own, source)
     assert town.consumer.value("SELECT count(*) FROM outbox.log_loss") == 1
     read_again(town)
+
+
+def take(town: Town) -> None:
+    """Take messages, and settle each in another way; what is never settled is parked."""
+    for key in ("a", "b", "c"):
+        town.dispatched(tag="x", key=key)
+    group = Outbox(town.at["consumer"], settings=town.settings).leased(
+        "t", group="taken", source=town.at["producer"], ordered="key", retry_delays=()
+    )
+    done, failed, left, *_ = group.take(50, take_id="x")
+    done.acknowledge()
+    left.extend(0)
+    failed.fail("ill", park=True)
+    assert left.message.id not in {each.message.id for each in group.take(50)}
 
 
 def read_again(town: Town) -> None:

@@ -42,8 +42,6 @@ BY_HAND = {
     "flow/saga.py: compensated completed": "the two ends",
     "acts/messages.py: compensated compensating replaced rolled_back": "words of a refusal",
     "acts/messages.py: compensated recalled rolled_back": "words of a refusal",
-    "acts/messages.py: consumed expired failed quarantined waiting": "words of a refusal",
-    "acts/messages.py: failed parked": "from which an operator retries",
     "operator/look/inbox_sql.py: failed parked": "what an index counts",
     "operator/look/message_sql.py: compensated consumed": "fates that aren't those of one group",
     "operator/look/message_sql.py: consumed left_out": "what all groups have, or don't want",

@@ -109,6 +109,9 @@ class Telemetry:
 class RawClient:
     """A client at one address; ``secret`` signs its requests."""
 
+    #: For how long a receive waits unless it says otherwise.
+    polling = "5s"
+
     def __init__(
         self, address: str, access_key: str = "", secret: str = "", credentials: Any = None, options: Any = ()
     ) -> None:
@@ -189,7 +192,7 @@ class RawClient:
 
     def receive(self, topic: str, group: str, **more: Any) -> tuple[int, list[dict[str, Any]]]:
         """Return the code of a receive, and the messages; options are fields of the request."""
-        polling = float(str(more.get("long_polling_timeout", "5s")).rstrip("s"))
+        polling = float(str(more.get("long_polling_timeout", self.polling)).rstrip("s"))
         parts = self.parts(topic, group, timeout=polling + 30, **more)
         status = next(part for part in parts if "status" in part)
         return code(status), [part["message"] for part in parts if "message" in part]
@@ -202,7 +205,7 @@ class RawClient:
             "filter_expression": {"type": "TAG", "expression": "*"},
             "batch_size": 32,
             "invisible_duration": "30s",
-            "long_polling_timeout": "5s",
+            "long_polling_timeout": self.polling,
         }
         kept = {name: value for name, value in (request | more).items() if value is not None}
         return list(self.call("ReceiveMessage", kept, timeout=timeout))

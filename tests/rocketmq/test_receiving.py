@@ -46,6 +46,14 @@ def lapse(engine: Engine) -> None:
         )
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls that find nothing end soon: the least time of the protocol is five seconds."""
+    monkeypatch.setattr(receiving, "_LEAST_POLLING", 0.5)
+    monkeypatch.setattr(RawClient, "polling", "1s")
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_message_comes_out_as_it_went_in(raw: RawClient, engine: Engine) -> None:
     """With all that its sender said of it, and what the server adds; acknowledged, it comes no more."""
     sent = message("orders", b"\x00\xff", {"a": "b"}, tag="t", keys=["k", "l"], message_group="g", born_host="h",
@@ -88,12 +96,13 @@ def test_a_poll_is_woken(raw: RawClient, engine: Engine) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.usefixtures("impatient")
 def test_polls_of_a_group_share_a_taker(raw: RawClient, engine: Engine, rocketmq: RocketmqServer) -> None:
     """Of many polls each message goes to one, and all are taken."""
     got: list[Any] = []
 
     def poll() -> None:
-        got.extend(raw.receive("orders", "mail", batch_size=4, long_polling_timeout="5s")[1])
+        got.extend(raw.receive("orders", "mail", batch_size=4, long_polling_timeout="2s")[1])
 
     threads = [threading.Thread(target=poll) for _ in range(10)]
     for thread in threads:
@@ -148,6 +157,7 @@ def test_an_unknown_topic(new_server: NewServer) -> None:
         assert code(part) == 40402
 
 
+@pytest.mark.usefixtures("impatient")
 def test_filters(raw: RawClient, engine: Engine, heard: list[TelemetryEvent]) -> None:
     """By tag and by properties; what one passes by, its group never gets, other groups do."""
     for tag, value in (("a", "1"), ("b", "2"), ("c", "3")):
@@ -239,6 +249,7 @@ def test_an_ack_before_a_change_of_old_and_new(raw: RawClient, engine: Engine) -
     assert [code(both), *(code(entry) for entry in both["entries"])] == [30000, 40013, 20000]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_the_last_attempt_parks(new_server: NewServer, engine: Engine) -> None:
     """After as many deliveries as the group allows, whether they lapsed or were given back."""
     server = new_server(groups={"mail": GroupOptions(max_attempts=2, retry_delays=(0,))})
@@ -351,6 +362,7 @@ def ordered(new_server: NewServer) -> RocketmqServer:
     return new_server(groups={"ordered": GroupOptions(fifo=True, max_attempts=2, retry_delays=(0,))})
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_group_that_keeps_the_order(ordered: RocketmqServer, engine: Engine) -> None:
     """Later ones of a message group wait until the earlier are settled; other groups go on."""
     with RawClient(ordered.addresses[0]) as raw:
@@ -367,6 +379,7 @@ def test_a_group_that_keeps_the_order(ordered: RocketmqServer, engine: Engine) -
         assert list(bodies(third)) == [b"a3"]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_the_same_attempt_again(ordered: RocketmqServer, engine: Engine) -> None:
     """A receive that is repeated under its id has the same messages, under new handles, at the same attempt."""
     with RawClient(ordered.addresses[0]) as raw:

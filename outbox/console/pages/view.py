@@ -90,6 +90,7 @@ _CHIPS = {
     # A message, in the inbox of a group.
     "consumed": Chip("check", "good", "consumed", "handled, with its effect, once"),
     "failed": Chip("retry", "warn", "failed", "will be retried"),
+    "taken": Chip("clock", "info", "taken", "a client has it under a lease, and is to settle it"),
     "parked": Chip("stop", "bad", "parked", "set aside for an operator"),
     "rolled_back": Chip("undo", "", "rolled back", "decided: no group ever sees it"),
     "quarantined": Chip("shield", "", "quarantined", "can't take effect any more in this group"),

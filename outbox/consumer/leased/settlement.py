@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LONGEST_LEASE = 12 * 3600.0
 
 
-class Settled(enum.Enum):
+class Settlement(enum.Enum):
     """What came of a client's word on a leased message."""
 
     DONE = enum.auto()
@@ -72,19 +72,19 @@ class Taken:
     until: dt.datetime
 
 
-def acknowledge(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> list[Settled]:
+def acknowledge(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> list[Settlement]:
     """Write that messages were handled under their leases, in the caller's transaction; return what came of each."""
     pairs: defaultdict[tuple[str, str], list[MessageLease]] = defaultdict(list)
     for lease in leases:
         pairs[lease.group, lease.topic].append(lease)
-    outcomes: dict[MessageLease, Settled] = {}
+    outcomes: dict[MessageLease, Settlement] = {}
     # In one order everywhere, as all locks of several rows.
     for (group, topic), several in sorted(pairs.items()):
         values = _columns(several)
         (rows,) = execute(connection, sql.acknowledge(schema, group=group, topic=topic, **values))
         # Of a message there may be several: an older lease of a client's, and the one that took its place.
         done = {(row[0], row[3]) for row in rows}
-        outcomes |= dict.fromkeys((each for each in several if (each.message_id, each.number) in done), Settled.DONE)
+        outcomes |= dict.fromkeys((each for each in several if (each.message_id, each.number) in done), Settlement.DONE)
         if rows:
             _go_on(connection, schema, group, topic, rows)
         if missing := [each for each in several if each not in outcomes]:
@@ -92,7 +92,7 @@ def acknowledge(connection: Connection, schema: str, leases: Sequence[MessageLea
             known = {(id_, number) for id_, number in execute(connection, before)[0]}
             for each in missing:
                 is_known = (each.message_id, each.number) in known
-                outcomes[each] = Settled.BEFORE if is_known else Settled.LATE
+                outcomes[each] = Settlement.BEFORE if is_known else Settlement.LATE
     return [outcomes[lease] for lease in leases]
 
 
@@ -106,10 +106,10 @@ def _go_on(connection: Connection, schema: str, group: str, topic: str, rows: Se
     keys = dict.fromkeys(key for *_, key in rows if key is not None)
     if keys:
         execute(connection, *(key_order.release_key(schema, group, topic, key) for key in keys))
-    told: defaultdict[tuple[int, int], list[UUID]] = defaultdict(list)
+    handled: defaultdict[tuple[int, int], list[UUID]] = defaultdict(list)
     for id_, attempt, queue, *_ in rows:
-        told[queue, attempt].append(id_)
-    for (queue, attempt), ids in told.items():
+        handled[queue, attempt].append(id_)
+    for (queue, attempt), ids in handled.items():
         event = MessagesHandled(group=group, topic=topic, queue=queue, message_ids=tuple(ids), attempt=attempt)
         after_commit(connection, partial(emit, event))
 
@@ -144,7 +144,7 @@ def fail(
     lease: MessageLease,
     failure: HandlerFailure,
     message: Message | None = None,
-) -> Settled:
+) -> Settlement:
     """Write that an attempt under a lease failed: the message is due again later, or parked, by the group's rules.
 
     As of a handler: a failure that says ``PARKED`` parks it at once, ``delay`` stands over the table of the group.
@@ -152,10 +152,10 @@ def fail(
     """
     (rows,) = execute(connection, sql.lock(settings.schema, **_named(lease), number=lease.number))
     if not rows:
-        return Settled.LATE
+        return Settlement.LATE
     attempts, key, *_ = rows[0]
     record(connection, of_group, settings, lease, failure, attempts=attempts + 1, key=key, message=message)
-    return Settled.DONE
+    return Settlement.DONE
 
 
 def record(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from outbox.consumer.sql import FIRST_FAILED_AT, MARKED_TRANSACTION, is_first_of_key, last_turn
 from outbox.database.execute import Template
+from outbox.database.sql import TIMED
 
 _UNTIL = "clock_timestamp() + make_interval(secs => %(invisible)s)"
 # Drawn, not counted: whatever becomes of a row (a retry by an operator, a reset), no older handle fits a later lease.
@@ -27,7 +28,7 @@ WITH due AS MATERIALIZED (
     SELECT message_id, status = 'taken' AS lapsed, attempts = 0 AND last_error IS NULL AND status = 'failed' AS is_new,
            {FIRST_FAILED_AT} AS first_failed_at, taken_by
       FROM {{s}}.consumer_message c
-     WHERE consumer_group = %(group)s AND topic = %(topic)s AND status IN ('failed', 'taken')
+     WHERE consumer_group = %(group)s AND topic = %(topic)s AND status IN {TIMED}
        AND next_attempt_at <= clock_timestamp() AND {is_first_of_key("c")}
      ORDER BY next_attempt_at LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED

@@ -14,13 +14,12 @@ Of a group that is ordered by key, a taken message holds back the later ones of 
 
 from __future__ import annotations
 
+import datetime as dt
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer import key_order
 from outbox.consumer import sql as consumer_sql
 from outbox.consumer.consumer import Consumer, QueueConsumer
@@ -34,9 +33,9 @@ from outbox.consumer.progress import Batch, Choice, ConsumerProgress, KnownRows
 from outbox.consumer.retry import PRUNED
 from outbox.consumer.subscription import EVERYTHING, Entry, event_of, filter_of, settled, to_entry
 from outbox.database.at_commit import after_commit, at_commit
-from outbox.database.execute import Row, execute, read_log, read_source
+from outbox.database.execute import Row, Statement, execute, read_log, read_source
 from outbox.database.session import begin
-from outbox.database.sql import GroupQueue, plan_by_index, try_lock
+from outbox.database.sql import plan_by_index, try_lock
 from outbox.errors import MessagesPruned
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
@@ -47,8 +46,17 @@ if TYPE_CHECKING:
 
 #: How many messages one take hands out at most.
 MOST_TAKEN = 1_000
-#: How often one take looks once more at queues whose rows another transaction changed meanwhile.
-_LOOKS = 3
+#: How often one take looks at the queues, where others read them or have changed their rows meanwhile; and at how many
+#: at least, if so many have messages.
+_LOOKS, _QUEUES = 3, 4
+
+
+def _taken(progress: ConsumerProgress, entry: Entry, number: int, until: dt.datetime) -> Taken:
+    """Return a new message as it was taken."""
+    of, message = progress.of, entry.message
+    assert message is not None  # noqa: S101 - of those that run
+    message.passage = progress.passage
+    return Taken(message, MessageLease(of.group, of.topic, of.queue, entry.position, entry.id, number), 1, until)
 
 
 def _accepted(entry: Entry, accepts: Callable[[Message], bool] | None) -> Entry:
@@ -61,19 +69,9 @@ def _accepted(entry: Entry, accepts: Callable[[Message], bool] | None) -> Entry:
 class Taker(Consumer):
     """What takes messages of one leased `Subscription`, for any clients; used by one thread at a time.
 
-    To be started once (`start`) with each pair of connections: the first on the consumer's database, the second on the
-    producer's, the same object twice where that is one; neither in a transaction.
+    To be started as any consumer (`outbox.leases.StartedTaker`). Of the connections, the first is on the consumer's
+    database, the second on the producer's, the same object twice where that is one; neither is in a transaction.
     """
-
-    def start(self, connection: Connection, source: Connection) -> None:
-        """Make the group ready: a new one gets its first offsets, and what stands to be compensated is quarantined.
-
-        Raises:
-            MessagesPruned: as of `Consumer.start`.
-        """
-        super().start(connection, source)
-        names = self._settings.schema, self.subscription.group, self.subscription.feed
-        quarantine_group(connection, source, *names)
 
     def take(
         self,
@@ -122,8 +120,8 @@ class Taker(Consumer):
         due = sql.take_due(settings.schema, **pair, **named, limit=most, error=sql.LAPSED)
         with begin(connection):
             _, rows = execute(connection, plan_by_index(), due)
-            kept = [row for row in rows if not (row[9] and self._ends_lapsed(connection, row))]
-        return self._found(connection, source, kept)
+            left = [row for row in rows if not (row[9] and self._ends_lapsed(connection, row))]
+        return self._found(connection, source, left)
 
     def _ends_lapsed(self, connection: Connection, row: Row) -> bool:
         """Write down that a lease has lapsed, which was an attempt; True if it was the last one of its message."""
@@ -233,8 +231,9 @@ class Taker(Consumer):
         accepts: Callable[[Message], bool] | None,
     ) -> tuple[list[Taken], bool]:
         """Take from some queues in one transaction. Return what, and whether a further look would find nothing more."""
-        # In the order in which all transactions lock several; a queue is only tried, so that none waits.
-        queues = sorted(waiting[:most], key=lambda queue: queue.progress.of.lock)
+        # In the order in which all transactions lock several; a queue is only tried, so that none waits. Others may
+        # read some of them at this moment.
+        queues = sorted(waiting[: max(most, _QUEUES)], key=lambda queue: queue.progress.of.lock)
         share = -(-most // len(queues))
         with begin(connection):
             progresses = self._locked(connection, queues)
@@ -256,7 +255,7 @@ class Taker(Consumer):
             taken = self._take_read(connection, source, entries, named) if entries else []
         if pruned is not None and not taken:
             raise pruned
-        return taken, not entries
+        return taken, bool(progresses) and not entries
 
     def _locked(self, connection: Connection, queues: Sequence[QueueConsumer]) -> list[ConsumerProgress]:
         """Try the locks of queues; return how far the group is in those that this transaction has."""
@@ -284,7 +283,7 @@ class Taker(Consumer):
         """Take entries that were read, as far as the inbox lets them, and go past them."""
         statements = {each: each.inbox_of(several, self.subscription) for each, several in entries.items()}
         _, *rows = execute(connection, plan_by_index(once=True), *(it for its in statements.values() for it in its))
-        results, taken = iter(rows), list[Taken]()
+        results, batches = iter(rows), list[tuple[ConsumerProgress, Batch, list[Entry]]]()
         for progress, several in entries.items():
             inbox = KnownRows.of([next(results) for _ in statements[progress]])
             left = take_earlier(connection, source, progress, inbox) if progress.passage else inbox
@@ -295,18 +294,18 @@ class Taker(Consumer):
                 if not execute(connection, progress.resend(several[0]))[0]:
                     continue
                 batch = Batch(passed=several[:1])
-            taken += self._take_batch(connection, progress, batch, named)
-        return taken
+            batches.append((progress, batch, self._go_past(connection, progress, batch)))
+        # Of all queues in one round trip.
+        written = execute(connection, *(each for them in batches for each in self._write(*them, named)))
+        leases = {id_: (number, until) for rows in written for id_, number, until in rows}
+        return [_taken(progress, entry, *leases[entry.id]) for progress, _, run in batches for entry in run]
 
-    def _take_batch(
-        self, connection: Connection, progress: ConsumerProgress, batch: Batch, named: dict[str, Any]
-    ) -> list[Taken]:
+    def _go_past(self, connection: Connection, progress: ConsumerProgress, batch: Batch) -> list[Entry]:
+        """Have the COMMIT write all of a batch but what is taken, and the offset; return the messages to take."""
         of, passage, run = progress.of, progress.passage, list(batch.run)
         expired = expired_of(connection, run) if any(entry.can_expire for entry in run) else {}
         for entry in expired.values():
             record_expiry(connection, of, entry, 0, passage)
-        run = [entry for entry in run if entry.id not in expired]
-        taken = self._insert(connection, of, run, passage, batch.again, named)
         at_commit(connection, *key_order.wait(of, batch.wait, passage, batch.again))
         if batch.inline:
             ids, positions = [each.id for each in batch.inline], [each.position for each in batch.inline]
@@ -314,37 +313,20 @@ class Taker(Consumer):
             at_commit(connection, consumer_sql.give_positions(of.schema, ids=ids, positions=positions, **values))
         after = progress.past(batch.passed[-1], len(batch.passed))
         at_commit(connection, after.append())
-        return taken
+        return [entry for entry in run if entry.id not in expired]
 
-    def _insert(
-        self,
-        connection: Connection,
-        of: GroupQueue,
-        run: Sequence[Entry],
-        passage: int,
-        again: Collection[UUID],
-        named: dict[str, Any],
-    ) -> list[Taken]:
+    def _write(
+        self, progress: ConsumerProgress, batch: Batch, run: Sequence[Entry], named: dict[str, Any]
+    ) -> Iterator[Statement]:
         """Write the rows of messages that are taken; those that this passage handles again have one."""
-        values = {"group": of.group, "queue": of.queue, "passage": passage, **named}
-        rows: list[Row] = []
-        if new := [entry for entry in run if entry.id not in again]:
-            (rows,) = execute(connection, sql.take_new(of.schema, topic=of.topic, **values, **self._columns(new)))
-        if reread := [entry for entry in run if entry.id in again]:
-            kept = consumer_sql.keep_earlier(
-                of.schema, group=of.group, ids=[entry.id for entry in reread], passage=passage
-            )
-            over = sql.take_reread(of.schema, topic=of.topic, **values, **self._columns(reread))
-            rows = rows + execute(connection, kept, over)[1]
-        leases = {id_: (number, until) for id_, number, until in rows}
-        taken = []
-        for entry in run:
-            assert entry.message is not None  # noqa: S101 - of those that run
-            number, until = leases[entry.id]
-            entry.message.passage = passage
-            lease = MessageLease(of.group, of.topic, of.queue, entry.position, entry.id, number)
-            taken.append(Taken(entry.message, lease, 1, until))
-        return taken
+        of, passage = progress.of, progress.passage
+        values = {"group": of.group, "topic": of.topic, "queue": of.queue, "passage": passage, **named}
+        if new := [entry for entry in run if entry.id not in batch.again]:
+            yield sql.take_new(of.schema, **values, **self._columns(new))
+        if again := [entry for entry in run if entry.id in batch.again]:
+            ids = [entry.id for entry in again]
+            yield consumer_sql.keep_earlier(of.schema, group=of.group, ids=ids, passage=passage)
+            yield sql.take_reread(of.schema, **values, **self._columns(again))
 
     def _columns(self, entries: Sequence[Entry]) -> dict[str, Any]:
         return {

@@ -28,8 +28,8 @@ from outbox.message.model import DeliveryStatus, Status
 from outbox.text import sql_list
 
 _OPEN, _TRIED = sql_list(each for each in Status if each.open), sql_list(each for each in Status if each.tried)
-# A lease that has ended is a failed attempt.
-_UNSETTLED = sql_list([DeliveryStatus.UNCONSUMED, *(each for each in Status if each.open and each != Status.TAKEN)])
+_UNSETTLED = sql_list([DeliveryStatus.UNCONSUMED, *(each for each in Status if each.open)])
+_TIMED = sql_list(each for each in Status if each.timed)
 
 
 @cache
@@ -72,7 +72,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
             Column("take_id", Text),
             CheckConstraint(f"status IN {sql_list(Status)}", name="status"),
             CheckConstraint("attempts >= 0 AND starts >= 0", name="attempts"),
-            CheckConstraint("(status IN ('failed', 'taken')) = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
+            CheckConstraint(f"(status IN {_TIMED}) = (next_attempt_at IS NOT NULL)", name="next_attempt_at"),
             CheckConstraint("discarded_at IS NULL OR status = 'parked'", name="discarded_at"),
             CheckConstraint(f"quarantined_from IN {_UNSETTLED}", name="quarantined_from"),
             CheckConstraint("(quarantined_by IS NULL) = (quarantined_from IS NULL)", name="quarantined"),
@@ -89,7 +89,7 @@ def consumer_tables(schema: str = "outbox") -> MetaData:
                 "consumer_group",
                 "topic",
                 "next_attempt_at",
-                postgresql_where=text("status IN ('failed', 'taken')"),
+                postgresql_where=text(f"status IN {_TIMED}"),
             ),
             # Serves clients that take again what an answer has lost.
             Index(

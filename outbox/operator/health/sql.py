@@ -322,12 +322,19 @@ SELECT p.consumer_group, p.topic, extract(epoch FROM clock_timestamp() - min(n.v
  GROUP BY 1, 2
 """)
 
-#: Counts of failed messages, of those that wait for an earlier one of their key, of taken ones, and of parked ones that
-#: aren't discarded, ``limit`` of each at most; and whether the group is held back: a part of `GroupStats`.
+
+def _few(where: str) -> str:
+    """Return the SQL of how many messages of a group ``g`` are so, ``limit`` at most."""
+    return f"""(SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
+         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND {where} LIMIT %(limit)s) f)"""
+
+
+#: Counts of failed messages, those that wait for an earlier one of their key, taken ones, and parked ones that aren't
+#: discarded, ``limit`` of each at most; and whether the group is held back: a part of `GroupStats`.
 FAILURES = Query(f"""
 -- group topic failed oldest_due overdue waiting taken parked oldest_parked parked_id paused breaker_open
 {GROUP_QUEUES}
-SELECT g.consumer_group, g.topic, f.*, w.waiting, t.taken, n.parked, p.age, p.message_id, h.paused, h.breaker_open
+SELECT g.consumer_group, g.topic, f.*, n.*, p.age, p.message_id, h.paused, h.breaker_open
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
  CROSS JOIN LATERAL (
        SELECT coalesce(bool_or(paused_at IS NOT NULL), false), coalesce(bool_or(opened_at IS NOT NULL), false)
@@ -341,19 +348,9 @@ SELECT g.consumer_group, g.topic, f.*, w.waiting, t.taken, n.parked, p.age, p.me
          FROM (SELECT next_attempt_at FROM {{s}}.consumer_message m
                 WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
                 ORDER BY next_attempt_at LIMIT %(limit)s) m (due)) f
- CROSS JOIN LATERAL (
-       SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
-         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'waiting'
-           AND order_key IS NOT NULL AND discarded_at IS NULL
-         LIMIT %(limit)s) f) w (waiting)
- CROSS JOIN LATERAL (
-       SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
-         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'taken'
-         LIMIT %(limit)s) f) t (taken)
- CROSS JOIN LATERAL (
-       SELECT count(*) FROM (SELECT FROM {{s}}.consumer_message m
-         WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked' AND discarded_at IS NULL
-         LIMIT %(limit)s) f) n (parked)
+ CROSS JOIN LATERAL (SELECT {_few("m.status = 'waiting' AND m.order_key IS NOT NULL AND m.discarded_at IS NULL")},
+                            {_few("m.status = 'taken'")},
+                            {_few("m.status = 'parked' AND m.discarded_at IS NULL")}) n (waiting, taken, parked)
   LEFT JOIN LATERAL (
        SELECT message_id, extract(epoch FROM clock_timestamp() - changed_at)::float8 AS age
          FROM {{s}}.consumer_message m

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from sqlalchemy import Connection
 
+from outbox.compensate.quarantine import quarantine_group
 from outbox.consumer.leased import settlement
-from outbox.consumer.leased.settlement import LONGEST_LEASE, MessageLease, Settled, Taken
+from outbox.consumer.leased.settlement import LONGEST_LEASE, MessageLease, Settlement, Taken
 from outbox.consumer.leased.taker import MOST_TAKEN, Taker
 from outbox.database.at_commit import refuse_autocommit
 from outbox.database.engines import calling_engine, connect, engine_of
@@ -24,7 +25,9 @@ from outbox.message.model import Message, Status
 from outbox.text import process_name, storable
 
 if TYPE_CHECKING:
-    from outbox.app import Outbox
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
     from outbox.consumer.subscription import Subscription
     from outbox.producer.producer import Carrier
     from outbox.settings import Settings
@@ -81,9 +84,9 @@ class LeasedMessage(Generic[T]):
     def _acknowledge(self, connection: Connection) -> bool:
         schema = self._group.settings.schema
         outcome = settlement.acknowledge(connection, schema, [self._lease])[0]
-        if outcome is Settled.LATE:
+        if outcome is Settlement.LATE:
             self._refuse("acknowledged")
-        return outcome is Settled.DONE
+        return outcome is Settlement.DONE
 
     def extend(self, invisible: dt.timedelta | float) -> None:
         """Have the lease end so long (timedelta or seconds, at most 12 h) from now; 0: now.
@@ -113,7 +116,7 @@ class LeasedMessage(Generic[T]):
         of, settings = self._group.subscription, self._group.settings
         with self._group.transaction() as connection:
             outcome = settlement.fail(connection, of, settings, self._lease, failure, self.message)
-        if outcome is Settled.LATE:
+        if outcome is Settlement.LATE:
             self._refuse("failed")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -127,16 +130,18 @@ class LeasedMessage(Generic[T]):
 class LeasedGroup(Generic[T]):
     """A group of a topic whose messages are taken; made by `Outbox.leased`. To be used by any threads and processes."""
 
-    def __init__(self, app: Outbox, subscription: Subscription) -> None:
-        self._app = app
-        self.subscription: Subscription = subscription
+    def __init__(
+        self, find: Callable[[], Subscription], settings: Settings, engine: Callable[[], Engine | AsyncEngine]
+    ) -> None:
+        self.settings: Settings = settings
+        self._find, self._engine = find, engine
         self._guard = threading.Lock()
-        self._takers: list[_StartedTaker] = []
+        self._takers: list[StartedTaker] = []
 
     @property
-    def settings(self) -> Settings:
-        """Those of the Outbox."""
-        return self._app.settings
+    def subscription(self) -> Subscription:
+        """What was declared, as it is by now: a source may be named later."""
+        return self._find()
 
     def take(
         self,
@@ -149,7 +154,7 @@ class LeasedGroup(Generic[T]):
         """Take at most so many messages (1 to 1000), which no other take sees for ``invisible`` (timedelta or seconds).
 
         Those first that are due again: failed, or never settled by the one that had them. An empty list if there are
-        none: wait, and take again. ``taker`` names who has them in lists (default: this process). A take that is
+        none: wait, and take again. ``taker`` is the client's name in lists (default: this process). A take that is
         repeated with the same ``take_id``, since its result was lost, has the same messages.
 
         In async code: ``await outbox.run_sync(group.take, 10)``.
@@ -175,12 +180,12 @@ class LeasedGroup(Generic[T]):
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Begin a transaction on the consumer's database."""
-        with connect(calling_engine(self._app.engine)) as connection, begin(connection):
+        with connect(calling_engine(self._engine())) as connection, begin(connection):
             yield connection
 
     @contextmanager
     def _connections(self) -> Iterator[tuple[Connection, Connection]]:
-        engine, source = calling_engine(self._app.engine), self.subscription.sources[0]
+        engine, source = calling_engine(self._engine()), self.subscription.sources[0]
         with connect(engine) as connection:
             if source is None:
                 yield connection, connection
@@ -192,7 +197,7 @@ class LeasedGroup(Generic[T]):
     def _taker(self, connection: Connection, source: Connection) -> Iterator[Taker]:
         """Lend a taker, which one thread uses at a time."""
         with self._guard:
-            started = self._takers.pop() if self._takers else _StartedTaker(self.subscription, self.settings)
+            started = self._takers.pop() if self._takers else StartedTaker(self.subscription, self.settings)
         started.meet(connection, source)
         yield started.taker
         # One that has failed isn't lent again.
@@ -200,20 +205,29 @@ class LeasedGroup(Generic[T]):
             self._takers.append(started)
 
 
-class _StartedTaker:
-    """A taker, and the connection to the source that it has met."""
+class StartedTaker:
+    """A taker, and the connection to the source that it has met; used by one thread at a time."""
 
     def __init__(self, subscription: Subscription, settings: Settings) -> None:
-        self.taker = Taker(subscription, settings)
+        self.taker: Taker = Taker(subscription, settings)
+        self._settings = settings
         self._met: Any = None
 
     def meet(self, connection: Connection, source: Connection) -> None:
-        """Start the taker; on another connection than before, find out whether that leads to the same source."""
-        driver = driver_of(source)
+        """Start the taker; on another connection than before, find out whether that leads to the same source.
+
+        A new group gets its first offsets, and what stands to be compensated is quarantined for it.
+
+        Raises:
+            MessagesPruned: as of `outbox.consumer.consumer.Consumer.start`.
+        """
+        driver, taker = driver_of(source), self.taker
         if self._met is None:
-            self.taker.start(connection, source)
+            taker.start(connection, source)
+            of = taker.subscription
+            quarantine_group(connection, source, self._settings.schema, of.group, of.feed)
         elif self._met is not driver:
-            self.taker.find_source(connection, source)
+            taker.find_source(connection, source)
         self._met = driver
 
 

@@ -1,0 +1,196 @@
+"""The server as a process: started by the command line, watched, killed, shared by several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+from sqlalchemy import Engine
+
+from outbox.errors import InvalidSettings
+from outbox.rocketmq.options import RocketmqOptions
+from outbox.rocketmq.server import Listen, RocketmqServer
+from tests.cli.conftest import run_cli
+from tests.kit import wait_until
+from tests.kit.passes import dispatch_all
+from tests.kit.processes import python
+from tests.kit.programs import program
+from tests.rocketmq.conftest import NewServer
+from tests.rocketmq.raw import RawClient, code, handle_of, message
+
+
+def free_port() -> int:
+    """Return a port that nothing listens at now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    """Return what the HTTP endpoint of a process answers; 0 if there is none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as got:
+            return got.status, got.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+    except OSError:
+        return 0, ""
+
+
+@contextmanager
+def served(engine: Engine, *options: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """Run ``outbox rocketmq serve``, once it is ready; yield it, its port, and that of its HTTP endpoint."""
+    port, http = free_port(), free_port()
+    arguments: tuple[str | Engine, ...] = (
+        "rocketmq",
+        "serve",
+        "--url",
+        engine,
+        "--auto-create",
+        "--port",
+        str(port),
+        *options,
+    )
+    with python("outbox.cli", *arguments, str(port), *options, "--http", f"127.0.0.1:{http}") as process:
+        wait_until(lambda: answer(http, "/readyz")[0] == 200 or process.poll() is not None, "it is ready")
+        assert process.poll() is None
+        yield process, port, http
+
+
+def test_a_process(engine: Engine) -> None:
+    """It serves, tells how it fares and which clients are there, and ends in good order by SIGTERM."""
+    with served(engine) as (process, port, http), RawClient(f"127.0.0.1:{port}") as raw:
+        assert code(raw.send(message("orders"))) == 20000
+        stream = raw.telemetry(raw.producing("orders"))
+        assert answer(http, "/healthz") == (200, "alive\n")
+        assert "outbox_worker_ready 1.0" in answer(http, "/metrics")[1]
+        (client,) = json.loads(answer(http, "/clients")[1])["clients"]
+        assert (client["id"], client["kind"]) == (raw.id, "PRODUCER")
+        shown = run_cli("rocketmq", "clients", f"127.0.0.1:{http}")
+        assert (shown.code, raw.id in shown.out, "PRODUCER" in shown.out) == (0, True, True)
+        listed = json.loads(run_cli("rocketmq", "clients", f"127.0.0.1:{http}", "-o", "json").out)
+        assert [each["id"] for each in listed["items"]] == [raw.id]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert stream.get() is None
+        assert stream.failure is None
+    failed = run_cli("rocketmq", "clients", f"127.0.0.1:{http}")
+    assert failed.code != 0
+    assert "doesn't tell its clients" in failed.err
+
+
+def test_several_processes_share_a_port(engine: Engine) -> None:
+    """One is killed: the other goes on, takes its handles, and another one is started."""
+    with served(engine, "--processes", "2") as (process, port, http), RawClient(f"127.0.0.1:{port}") as raw:
+        wait_until(lambda: answer(http + 1, "/readyz")[0] == 200, "the second one is ready")
+        for number in range(6):
+            assert code(raw.send(message("orders", b"%d" % number))) == 20000
+        dispatch_all(engine)
+        _, got = raw.receive("orders", "mail")
+        assert len(got) == 6
+        pids = [json.loads(answer(each, "/clients")[1])["pid"] for each in (http, http + 1)]
+        os.kill(pids[0], signal.SIGKILL)
+        apart = [("grpc.use_local_subchannel_pool", 1)]
+
+        def acknowledged(handle: str) -> bool:
+            # A connection to the one that was killed fails; the next one is to the other.
+            try:
+                with RawClient(f"127.0.0.1:{port}", options=apart) as other:
+                    return code(other.ack("orders", "mail", handle)) == 20000
+            except grpc.RpcError:
+                return False
+
+        for handle in map(handle_of, got):
+            wait_until(partial(acknowledged, handle), "it is acknowledged")
+        wait_until(lambda: answer(http, "/readyz")[0] == 200, "another one has started")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_a_killed_server_loses_nothing(engine: Engine) -> None:
+    """What was answered is there, what was leased can be settled at the next server."""
+    with served(engine) as (process, port, _), RawClient(f"127.0.0.1:{port}") as raw:
+        for _ in range(5):
+            assert code(raw.send(message("orders"))) == 20000
+        dispatch_all(engine)
+        _, got = raw.receive("orders", "mail")
+        begun = raw.send(message("orders", message_type="TRANSACTION"))["entries"][0]["transaction_id"]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(60)
+    with served(engine) as (_, port, _), RawClient(f"127.0.0.1:{port}") as raw:
+        assert len(got) == 5
+        assert code(raw.ack("orders", "mail", *map(handle_of, got))) == 20000
+        assert code(raw.end("orders", begun, "COMMIT")) == 20000
+
+
+def test_wrong_usage() -> None:
+    """It says what is missing."""
+    for arguments, words in (
+        (["--tls-port", "8082"], "--tls-port needs a certificate: give --cert FILE and --key FILE"),
+        (["--processes", "2", "--port", "0"], "several processes can't share a free port"),
+        (["--config", "/does/not/exist.toml"], "can't be read as TOML"),
+    ):
+        result = run_cli("rocketmq", "serve", "--url", "postgresql://x@127.0.0.1:1/x", *arguments)
+        assert result.code != 0
+        assert words in result.err
+
+
+# --- TLS -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of localhost that signs itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    new = [program("openssl", package="openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    subprocess.run([*new, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key,
+                    "-out", cert], check=True, capture_output=True)  # fmt: skip
+    return cert, key
+
+
+def test_tls_beside_plain_text(engine: Engine, new_server: NewServer, certificate: tuple[Path, Path]) -> None:
+    """Two ports; a route keeps each client at its own."""
+    from outbox import Outbox, Settings
+
+    cert, key = certificate
+    listen = [Listen(port=0), Listen(port=0, cert=str(cert), key=str(key))]
+    server = RocketmqServer(Outbox(engine, settings=Settings()), RocketmqOptions(auto_create=True), listen)
+    server.start()
+    try:
+        plain, tls = server.ports
+        trusts = grpc.ssl_channel_credentials(cert.read_bytes())
+        with RawClient(f"127.0.0.1:{plain}") as raw, RawClient(f"localhost:{tls}", credentials=trusts) as secure:
+            for client, port in ((raw, plain), (secure, tls)):
+                route = client.call("QueryRoute", {"topic": {"name": "orders"}, "endpoints": client.endpoints()})
+                assert route["message_queues"][0]["broker"]["endpoints"]["addresses"][0]["port"] == port
+                assert code(client.send(message("orders"))) == 20000
+    finally:
+        server.stop()
+
+
+def test_certificates_that_can_not_be_read(engine: Engine, tmp_path: Path) -> None:
+    """The error names the file, or the one that is missing; so does that of a port that is taken."""
+    from outbox import Outbox, Settings
+
+    def start(**listen: object) -> None:
+        RocketmqServer(Outbox(engine, settings=Settings()), RocketmqOptions(), [Listen(port=0, **listen)]).start()  # type: ignore[arg-type]
+
+    missing = str(tmp_path / "none.pem")
+    with pytest.raises(InvalidSettings, match=r"none\.pem can't be read"):
+        start(cert=missing, key=missing)
+    with pytest.raises(InvalidSettings, match="TLS needs a certificate and its key"):
+        start(cert=missing)
+    with pytest.raises(InvalidSettings, match=r"can't listen at 203\.0\.113\.1"):
+        start(host="203.0.113.1")

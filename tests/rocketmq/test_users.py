@@ -1,0 +1,170 @@
+"""Requests are signed by users, who may do what their patterns say; all else is refused in the body."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.errors import InvalidSettings
+from outbox.rocketmq.options import RocketmqOptions, UserOptions
+from outbox.rocketmq.server import RocketmqServer
+from outbox.telemetry.events import ClientRefused
+from outbox.telemetry.hooks import TelemetryEvent
+from tests.rocketmq.conftest import NewServer
+from tests.rocketmq.raw import RawClient, code, message, text
+
+SHOP = UserOptions("s3cret", send=("orders", "order-*"), receive=("orders",), groups=("mail*",))
+READER = UserOptions("other", receive=("*",), groups=("*",))
+
+
+@pytest.fixture
+def guarded(new_server: NewServer) -> RocketmqServer:
+    """A server with two users."""
+    return new_server(users={"shop": SHOP, "reader": READER})
+
+
+def header(access_key: str, secret: str, moment: str, change: Any = str) -> dict[str, str]:
+    """Return the metadata of a signed request."""
+    signature = hmac.new(secret.encode(), moment.encode(), hashlib.sha1).hexdigest()
+    signed = f"Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={change(signature)}"
+    return {"authorization": f"MQv2-HMAC-SHA1 {signed}", "x-mq-date-time": moment}
+
+
+def test_signatures(guarded: RocketmqServer) -> None:
+    """Of any date, in either case of hex, with the region that Go's client adds; and none but right ones."""
+    with RawClient(guarded.addresses[0]) as raw:
+        for good in (
+            header("shop", "s3cret", "20260101T000000Z"),
+            header("shop", "s3cret", "20200101T000000Z", str.upper),
+            header("shop//Rocketmq", "s3cret", "x"),
+        ):
+            assert code(raw.send(message("orders"), **good)) == 20000
+        for bad, words in (
+            (header("guest", "s3cret", "x"), "User:guest is not found."),
+            (header("shop", "wrong", "x"), "check signature failed."),
+            (header("shop", "s3cret", "x") | {"x-mq-date-time": "y"}, "check signature failed."),
+            ({}, "username cannot be null."),
+            (header("", "s3cret", "x"), "username cannot be null."),
+            (header("//Rocketmq", "s3cret", "x"), "username cannot be null."),
+            ({"authorization": "Basic x"}, "authentication header is incorrect."),
+            (header("shop", "s3cret", "x", lambda _: "zz"), "authentication header is incorrect."),
+        ):
+            answer = raw.send(message("orders"), **bad)
+            assert (code(answer), text(answer)) == (40100, words)
+
+
+def test_every_call_is_guarded(guarded: RocketmqServer, heard: list[TelemetryEvent]) -> None:
+    """Also the stream, by a command; each refusal is told, without the secret."""
+    with RawClient(guarded.addresses[0]) as raw:
+        topic = {"topic": {"name": "orders"}}
+        for call in ("QueryRoute", "Heartbeat", "SendMessage", "EndTransaction", "QueryAssignment", "RecallMessage",
+                     "AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue",
+                     "NotifyClientTermination"):  # fmt: skip
+            answer = raw.call(
+                call, topic if call not in {"Heartbeat", "SendMessage", "NotifyClientTermination"} else {}
+            )
+            assert (call, code(answer)) == (call, 40100)
+        assert code(raw.parts("orders", "mail")[0]) == 40100
+        stream = raw.telemetry()
+        command = stream.get()
+        assert command is not None
+        assert code(command) == 40100
+        assert stream.get() is None
+    refused = [each for each in heard if isinstance(each, ClientRefused)]
+    assert len(refused) == 12
+    assert "s3cret" not in str(refused)
+
+
+def test_rights(guarded: RocketmqServer) -> None:
+    """By topic to send and to receive, and by group."""
+    with RawClient(guarded.addresses[0], "shop", "s3cret") as shop, RawClient(
+        guarded.addresses[0], "reader", "other"
+    ) as reader:  # fmt: skip
+        assert code(shop.send(message("order-7"))) == 20000
+        forbidden = shop.send(message("others"))
+        assert (code(forbidden), text(forbidden)) == (40300, "the user may not send to topic others")
+        assert code(reader.send(message("orders"))) == 40300
+        assert code(shop.parts("orders", "stock")[0]) == 40300
+        assert code(shop.parts("order-7", "mail")[0]) == 40300
+        assert code(shop.ack("order-7", "mail", "x")) == 40300
+        assert code(shop.change("order-7", "mail", "x", "1s")) == 40300
+        assert code(shop.end("others", "x", "COMMIT")) == 40300
+        assert code(shop.call("RecallMessage", {"topic": {"name": "others"}})) == 40300
+        assert code(shop.call("QueryRoute", {"topic": {"name": "others"}})) == 40300
+        assert code(reader.call("QueryRoute", {"topic": {"name": "others"}})) == 20000
+        assignment = {"topic": {"name": "orders"}, "group": {"name": "stock"}}
+        assert code(shop.call("QueryAssignment", assignment)) == 40300
+
+
+def test_halves_are_shown_to_those_that_may_send_alone(guarded: RocketmqServer) -> None:
+    """A client that names a topic in its settings, and may not send to it, isn't asked about its halves."""
+    with RawClient(guarded.addresses[0], "reader", "other") as reader:
+        reader.telemetry(reader.producing("orders"))
+        assert guarded.clients.producers("orders", reader.id) == []
+        assert guarded.clients.asked_about() == set()
+    with RawClient(guarded.addresses[0], "shop", "s3cret") as shop:
+        shop.telemetry(shop.producing("orders", "others"))
+        assert guarded.clients.asked_about() == {"orders"}
+
+
+# --- the file ----------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, text_: str) -> RocketmqOptions:
+    """Return the options of a file."""
+    path = folder / "rocketmq.toml"
+    path.write_text(text_)
+    return RocketmqOptions.of_file(path)
+
+
+def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics, groups and users; a secret may be in the environment, and is shown nowhere."""
+    monkeypatch.setenv("SHOP_SECRET", "from-the-environment")
+    options = written(
+        tmp_path,
+        """
+        [rocketmq]
+        auto_create = true
+        [rocketmq.topics.orders]
+        type = "FIFO"
+        queues = 4
+        [rocketmq.groups.mail]
+        fifo = true
+        max_attempts = 3
+        retry_delays = ["1s", "1m"]
+        start = "now"
+        [rocketmq.users.shop]
+        secret_env = "SHOP_SECRET"
+        send = ["orders"]
+        [rocketmq.users.other]
+        secret = "written-here"
+        """,
+    )
+    assert (options.auto_create, options.topic("orders").type, options.topic("orders").queues) == (True, "FIFO", 4)
+    group = options.group("mail")
+    assert (group.fifo, group.max_attempts, group.retry_delays, group.start) == (True, 3, (1.0, 60.0), "now")
+    assert options.group("any").max_attempts == 17
+    assert options.secrets() == {"shop": b"from-the-environment", "other": b"written-here"}
+    assert "written-here" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("[rocketmq]\nauto_creat = true", "rocketmq.auto_creat is unknown; did you mean auto_create"),
+        ('[rocketmq.topics.a]\ntype = "LITE"', "rocketmq.topics.a.type = 'LITE' must be one of MIXED"),
+        ("[rocketmq.groups.a]\nmax_attempts = 0", "must be from 1 to 1000"),
+        ("[rocketmq.users.a]", "rocketmq.users.a: it has neither secret nor secret_env"),
+        ('[rocketmq.users.a]\nsecret_env = "NOT_SET"', "the variable NOT_SET is not set"),
+        ('[rocketmq.users.a]\nsecret = "x"\nsecret_env = "Y"', "give one of them"),
+        ("[rocketmq", "can't be read as TOML"),
+    ],
+)
+def test_a_file_that_can_not_work(tmp_path: Path, lines: str, words: str) -> None:
+    """The message names the field and the mend."""
+    with pytest.raises(InvalidSettings, match=words.replace("[", r"\[")):
+        written(tmp_path, lines)
