@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from examples.bank_transfer.brokers import free_port
 from tests.kit import wait_until
 from tests.kit.processes import ROOT
+from tests.kit.programs import program
 
 if TYPE_CHECKING:
     from tests.rocketmq.conformance.suite import Check
@@ -99,36 +102,47 @@ def options_of(checks: Iterable[Check], needs: str) -> str:
 
 
 class ServerProcess:
-    """Our server as a process, with a worker in it, on a database that is migrated; it can be started again."""
+    """``outbox rocketmq serve`` on a database that is migrated, with ``outbox run`` beside it; it can start again."""
 
     def __init__(self, url: str, checks: Iterable[Check], needs: str, folder: Path) -> None:
+        config, self._errors, certificate = (folder / f"{name}{needs}" for name in ("config", "errors", "cert"))
+        config.write_text(options_of(checks, needs))
+        key = certificate.with_suffix(".key")
+        openssl = (program("openssl", package="openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+        files = ("-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate))
+        subprocess.run([*openssl, *files], check=True, capture_output=True)
+        self._ports = free_port(), free_port()
+        plain, tls = map(str, self._ports)
+        where = ("--port", plain, "--tls-port", tls, "--cert", str(certificate), "--key", str(key))
+        self._serve = ("rocketmq", "serve", "--config", str(config), *where)
         self._url, self._key = url, KEY if needs == "auth" else ""
-        self._options, self._told, self._errors = (folder / f"{name}{needs}" for name in ("options", "told", "errors"))
-        self._options.write_text(options_of(checks, needs))
-        self._ports = ["0", "0"]
-        self._process: subprocess.Popen[bytes]
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> CheckedServer:
-        """Start it, on the ports that it had before."""
+        """Start both, and wait until the server listens."""
         environment = {**os.environ, **_SETTINGS, "OUTBOX_DATABASE_URL": self._url, "PYTHONPATH": str(ROOT)}
-        module = "tests.rocketmq.conformance.serving"
-        command = [sys.executable, "-m", module, str(self._options), str(self._told), *self._ports]
-        self._told.unlink(missing_ok=True)
         with self._errors.open("a") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+            for words in (self._serve, ("run", "--url", self._url)):
+                command = [sys.executable, "-m", "outbox.cli", *words]
+                process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+                self._processes.append(process)
 
-        def addresses() -> list[str]:
-            assert self._process.poll() is None, f"our server has ended: {self._errors.read_text()[-3000:]}"
-            return self._told.read_text().split() if self._told.exists() else []
+        def listens() -> bool:
+            assert self._processes[0].poll() is None, f"our server has ended: {self._errors.read_text()[-3000:]}"
+            with socket.socket() as one:
+                return one.connect_ex(("127.0.0.1", self._ports[1])) == 0
 
-        plain, tls = wait_until(addresses, "our server says where it is")
-        self._ports = [each.rpartition(":")[2] for each in (plain, tls)]
+        wait_until(listens, "our server listens")
+        plain, tls = (f"127.0.0.1:{port}" for port in self._ports)
         return CheckedServer(plain, tls, ours=True, key=self._key, url=self._url, log=self._errors)
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """End it by a signal, and wait until it has ended."""
-        self._process.send_signal(number)
-        self._process.wait(60)
+        """End both by a signal, and wait until they have ended."""
+        for process in self._processes:
+            process.send_signal(number)
+        for process in self._processes:
+            process.wait(60)
+        self._processes.clear()
 
 
 @contextmanager
