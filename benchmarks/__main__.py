@@ -35,6 +35,7 @@ _LONG = (
     "dispatch_backlog",
     "relay",
     "relay_outage",
+    "rocketmq",
 )
 
 #: So that a checkpoint of a server set up for a small machine doesn't fall into one round and not into the other.

@@ -57,7 +57,8 @@ nav = [
   { "Frameworks" = ["fastapi.md", "litestar.md", "flask.md", "django.md"] },
   { "Operations" = ["operating.md", "observing.md", "console.md", "deploying.md"] },
   { "Reconciling" = ["reconciling.md", "spark.md"] },
-  { "How it works" = ["how-it-works.md", "peer_rules.md", "order_balance.md"] },
+  { "How it works" = ["how-it-works.md", "peer_rules.md", "order_balance.md",
+    "rocketmq-conformance.md"] },
   { "Reference" = [REFERENCE] },
 ]
 

@@ -94,7 +94,9 @@ def opened(kind: Via, seed: int, *, disturbed: bool) -> Iterator[Exchange]:
     """
     library, extra = _LIBRARIES[kind]
     if find_spec(library) is None:
-        raise Missing(library, pip_install(extra))
+        # The client is no part of what serves it.
+        client = " rocketmq-python-client" if kind is Via.ROCKETMQ else ""
+        raise Missing(library, pip_install(extra) + client)
     with ExitStack() as stack:
 
         def proxy() -> Proxy | None:
