@@ -14,22 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from sqlalchemy.exc import DBAPIError
-
 from outbox.acts.changes import Actor, Target, apply, requested
 from outbox.acts.messages import ACTS
 from outbox.database.decision import already
-from outbox.database.execute import Template, execute, sqlstate
+from outbox.database.execute import Template, execute
+from outbox.database.sql import plan_by_index
 from outbox.errors import OutboxBusy, OutboxError
 from outbox.message.model import Decision, Preparation, Resolution
 from outbox.rocketmq.clients import Client
 from outbox.rocketmq.mapping import ID_HEADER, half_ids, inbound, recall_handle, recalled_id
 from outbox.rocketmq.options import must
 from outbox.rocketmq.rules import DELAY, TRANSACTION, Refused, check_message, check_topic, check_type, refusal_of
-from outbox.rocketmq.tables import Tables
+from outbox.rocketmq.tables import Tables, is_unreached
 from outbox.rocketmq.wire import WIRE, WireCode, new, status_of
-from outbox.telemetry.events import ClientCallFailed
-from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -182,9 +179,8 @@ class GroupCommit(Generic[W]):
             if blamed := [item for item in left if item.topic == busy]:
                 self._refuse(blamed, error)
                 self.write_now(left)
-            # Without a state the database isn't there: fewer items won't help.
-            elif len(left) == 1 or (isinstance(error, DBAPIError) and sqlstate(error) is None):
-                emit(ClientCallFailed(call=self._call, client=left[0].client, topic=left[0].topic, error=error))
+            elif len(left) == 1 or is_unreached(error):  # fewer won't help
+                self._tables.tell_call_failed(self._call, left[0].client, left[0].topic, error)
                 self._refuse(left, error)
             else:
                 for half in (left[: len(left) // 2], left[len(left) // 2 :]):
@@ -297,7 +293,7 @@ class SendCalls:
             "topics": [item.topic for item in several],
             "resolutions": [item.resolution.value for item in several],
         }
-        (rows,) = execute(connection, _DECIDE(schema, **columns))
+        _, rows = execute(connection, plan_by_index(), _DECIDE(schema, **columns))
         earlier = {half_id: (Resolution(verdict), "producer") for half_id, verdict in rows if verdict is not None}
         if left := [half_id for half_id, verdict in rows if verdict is None]:
             # A statement of its own: its snapshot sees the ops that the insert has waited for.

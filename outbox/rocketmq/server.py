@@ -33,7 +33,7 @@ from outbox.rocketmq.rules import Refused, refusal_of
 from outbox.rocketmq.sending import SendCalls
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import SERVICE, WIRE, WireCode, new, status_of
-from outbox.telemetry.events import ClientCallFailed, ClientRefused, RocketmqServing, RocketmqStopped
+from outbox.telemetry.events import ClientRefused, RocketmqServing, RocketmqStopped
 from outbox.telemetry.hooks import emit
 from outbox.text import storable
 
@@ -302,7 +302,7 @@ class RocketmqServer:
         client = storable(id_)[:255]
         if refused.code is WireCode.INTERNAL_SERVER_ERROR and refused is not error:
             topic = storable(getattr(getattr(request, "topic", None), "name", ""))
-            emit(ClientCallFailed(call=name, client=client, topic=topic, error=error))
+            self.tables.tell_call_failed(name, client, topic, error)
         elif refused.code in {WireCode.UNAUTHORIZED, WireCode.FORBIDDEN}:
             emit(ClientRefused(call=name, client=client, reason=str(refused)))
         return status_of(refused.code, str(refused))

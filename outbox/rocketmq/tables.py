@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import QueuePool
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.database.engines import engine_like
-from outbox.database.execute import Template, execute
+from outbox.database.execute import Template, execute, sqlstate
 from outbox.database.sql import OPS, PING, notify, read_news
 from outbox.dispatch.sql import topic_queues
 from outbox.rocketmq.options import RocketmqOptions
-from outbox.telemetry.events import PassFailed
+from outbox.telemetry.events import ClientCallFailed, PassFailed
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of, process_name
 from outbox.worker.connections import WorkerDatabase
@@ -41,7 +42,14 @@ T = TypeVar("T")
 THREADS = 8
 #: For so long (seconds) what was read of topics and of the database's clock is good.
 _TOPICS_FOR, _CLOCK_FOR = 5.0, 60.0
+#: Failures to reach the database that are less than so long (seconds) apart are one outage.
+_OUTAGE = 10.0
 _NOW: Template = Template("SELECT extract(epoch FROM clock_timestamp())::float8")
+
+
+def is_unreached(error: Exception) -> bool:
+    """Tell whether an error says that the database can't be had: it has no state of a statement."""
+    return isinstance(error, PoolTimeout) or (isinstance(error, DBAPIError) and not sqlstate(error))
 
 
 class Tables:
@@ -69,6 +77,7 @@ class Tables:
         self.host: str = process_name()
         self._listener: Listener | None = None
         self._stopping = threading.Event()
+        self._unreached_at = -_OUTAGE
         self._queues: dict[str, tuple[float, int]] = {}
         self._offset = 0.0
         self._offset_until = 0.0
@@ -169,6 +178,14 @@ class Tables:
         """Tell that something failed which will be tried again."""
         facts: dict[str, Any] = {"reason": message_of(error), "connection_lost": isinstance(error, DBAPIError)}
         emit(PassFailed(duty=duty, failures=failures, repeated=failures > 1, error=error, **facts))
+
+    def tell_call_failed(self, call: str, client: str, topic: str, error: Exception) -> None:
+        """Tell that a call of a client failed here; while the database is out of reach that is told once."""
+        now = time.monotonic()
+        unreached = is_unreached(error)
+        repeated = unreached and now - self._unreached_at < _OUTAGE
+        self._unreached_at = now if unreached else self._unreached_at
+        emit(ClientCallFailed(call=call, client=client, topic=topic, repeated=repeated, error=error))
 
     def end(self) -> None:
         """Finish what was begun, and close all connections."""

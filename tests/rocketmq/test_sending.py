@@ -12,12 +12,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from outbox import Message, Outbox, Settings
 from outbox.rocketmq import sending
 from outbox.rocketmq.mapping import half_ids
 from outbox.rocketmq.server import RocketmqServer
+from outbox.telemetry.events import ClientCallFailed
 from outbox.testing import drain
 from tests.kit.passes import dispatch_all
 from tests.rocketmq.conftest import NewServer
@@ -381,3 +382,22 @@ def test_what_can_not_be_parsed_is_no_crash(raw: RawClient) -> None:
     with pytest.raises(grpc.RpcError):
         call(b"\xff\xff\xff", timeout=30, metadata=raw.metadata({}))
     assert code(raw.send(message("orders", base64.b64decode("AA==")))) == 20000
+
+
+def test_an_outage_is_told_once(rocketmq: RocketmqServer, raw: RawClient, engine: Engine, heard: list[Any]) -> None:
+    """Each call is answered with 50001 while the database takes no connection, and the first one is in the log."""
+    raw.send(message("orders"))
+    name = engine.url.database
+    other = create_engine(engine.url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with other.connect() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false"))
+        connection.execute(
+            text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"), {"name": name}
+        )
+        answers = [code(raw.send(message("orders"))) for _ in range(3)]
+        connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"))
+    other.dispose()
+    assert answers == [50001] * 3
+    failed = [each for each in heard if isinstance(each, ClientCallFailed)]
+    assert [each.repeated for each in failed] == [False, True, True]
+    assert code(raw.send(message("orders"))) == 20000

@@ -33,11 +33,15 @@ class RocketmqStopped(TelemetryEvent):
     "%(call)s of client %(client)s, topic %(topic)r, failed in the server",
 )
 class ClientCallFailed(TelemetryEvent):
-    """A call of a client was answered with 50001, since the server or the database failed at it."""
+    """A call of a client was answered with 50001, since the server or the database failed at it.
+
+    ``repeated``: the database was out of reach at a call before, too.
+    """
 
     call: str
     client: str
     topic: str
+    repeated: bool
 
 
 @event(
