@@ -21,7 +21,6 @@ from outbox.check.check_pass import check_once
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import Backoff, execute
 from outbox.database.sql import nudge
-from outbox.errors import ErrorKind, OutboxError
 from outbox.message.model import Counts, Orphan, Resolution
 from outbox.rocketmq.clients import Clients
 from outbox.rocketmq.mapping import CLIENT_HEADER, wire_message
@@ -41,10 +40,8 @@ _RECORD_WITHIN = 3.0
 _STOP_WITHIN = 10.0
 
 
-class NoVerdict(OutboxError):
+class NoVerdict(Exception):
     """No producer answered a question in time, or none is connected any more."""
-
-    kind = ErrorKind.UNAVAILABLE
 
 
 @dataclass(eq=False, slots=True)

@@ -182,9 +182,13 @@ class SharedTaker:
 
     async def _give_back(self, taken: Sequence[Taken], poll: Poll) -> None:
         """Have messages due again that were taken for a poll whose client has gone; one that comes again has them."""
-        if poll.take_id is None:
+        if poll.take_id is not None:
+            return
+        try:
             await self._tables.run(partial(_end_leases, self._tables.schema, [each.lease for each in taken]))
-            self.wake()
+        except Exception as error:  # they come again when their leases end
+            self._tables.tell_failure("rocketmq receive", error)
+        self.wake()
 
 
 def _end_leases(schema: str, leases: Sequence[MessageLease], connection: Connection) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from outbox.errors import ErrorKind, InvalidMessage, OutboxBusy, OutboxError
+from outbox.errors import InvalidMessage, OutboxBusy
 from outbox.message.content import MAX_GROUP, MAX_TOPIC, check_any_topic
 from outbox.rocketmq.wire import WIRE, WireCode, millis
 from outbox.text import message_of, storable
@@ -46,10 +46,8 @@ RESERVED: frozenset[str] = frozenset(_RESERVED_WORDS.split())
 OWN_PREFIXES = ("outbox-", "rocketmq-")
 
 
-class Refused(OutboxError):
+class Refused(Exception):
     """A request that is answered with a code and a text; nothing was done of it."""
-
-    kind = ErrorKind.REFUSED
 
     def __init__(self, code: WireCode, text: str) -> None:
         super().__init__(text)

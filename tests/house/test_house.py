@@ -63,6 +63,8 @@ def test_importing_outbox_imports_nothing_heavy() -> None:
         "fastapi",
         "opentelemetry",
         "prometheus_client",
+        "grpc",
+        "google",
     }
 
 
