@@ -123,6 +123,7 @@ SLOW = (
     "producer/test_versions",
     *(f"reconcile/test_{name}" for name in ("cli", "edges", "measure", "nights", "oracle", "repair")),
     *(f"reconcile/test_{name}" for name in ("second_look", "secrets", "settled", "spark", "tiers")),
+    *(f"rocketmq/{name}" for name in ("conformance/test_conformance", "conformance/test_restarting", "test_examples")),
     *(f"worker/test_{name}" for name in ("bulk", "check", "outages", "reconcile", "signals")),
 )
 

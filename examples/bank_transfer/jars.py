@@ -10,6 +10,8 @@ from pathlib import Path
 
 #: Where they are kept from one run to the next.
 CACHE = Path(os.environ.get("OUTBOX_TEST_JARS", "~/.cache/outbox-jars")).expanduser()
+#: RocketMQ's client in Java, as `installed` takes it.
+ROCKETMQ_CLIENT = ("rocketmq-client-5.2.0", "org.apache.rocketmq:rocketmq-client-java:5.2.0")
 #: The exit code where Maven couldn't fetch them, which it has told of.
 NO_JARS = 3
 

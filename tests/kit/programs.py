@@ -1,4 +1,4 @@
-"""Programs that tests need and no wheel brings: browser, Prometheus, PgBouncer, MariaDB, RabbitMQ, Java, Maven, Node.
+"""Programs that tests need and no wheel has: browser, Prometheus, PgBouncer, MariaDB, RabbitMQ, JDK, Maven, Go, Node.
 
 Where a machine lacks one, its tests are skipped. With ``OUTBOX_TEST_PROGRAMS_REQUIRED=1``, as in CI, they fail.
 """

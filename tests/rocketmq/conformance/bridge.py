@@ -24,8 +24,6 @@ from tests.kit.programs import lacks
 
 #: The clients' programs.
 CLIENTS = Path(__file__).with_name("clients")
-#: Java's client; those of Node and Go are in ``package.json`` and ``go.mod``.
-JAVA_CLIENT = "org.apache.rocketmq:rocketmq-client-java:5.2.0"
 NAMES = {"P": "python", "N": "node", "J": "java", "G": "go", "R": "raw"}
 _NODE_MODULES = ROOT / "tests" / "node" / "node_modules"
 _PATIENCE = 90.0
@@ -58,7 +56,7 @@ def _java(folder: Path) -> list[str]:
         if shutil.which(needed) is None:
             lacks(needed, "apt-get install openjdk-17-jdk-headless maven")
     try:
-        lib = jars.installed("rocketmq-client-5.2.0", JAVA_CLIENT) / "lib"
+        lib = jars.installed(*jars.ROCKETMQ_CLIENT) / "lib"
     except SystemExit:
         lacks("Java's client of RocketMQ", "Maven couldn't fetch it; let it reach Maven Central once")
     classes = folder / "classes"

@@ -165,7 +165,7 @@ SUBSCRIBE = Check(
 )
 
 
-@SUBSCRIBE.by("PNG")  # Java's waits for routes of its own time
+@SUBSCRIBE.by(OFFICIAL)
 def _(c: CheckRun) -> None:
     heard, other = Heard("SUCCESS"), "t63" + c.client.lower()
     consumer, producer = c.push(heard), c.producer()

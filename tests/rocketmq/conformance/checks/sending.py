@@ -175,7 +175,7 @@ def _(c: CheckRun) -> None:
 RESERVED = Check(21, "a property of the system's", "40007", topic="NORMAL")
 
 
-@RESERVED.by("PNG")
+@RESERVED.by(OFFICIAL)
 def _(c: CheckRun) -> None:
     c.refused(lambda: c.producer().send(topic=c.topic, body="a", props={"UNIQ_KEY": "x"}), 40007)
 

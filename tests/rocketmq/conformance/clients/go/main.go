@@ -141,6 +141,8 @@ func started(r request, client interface{ Start() error }, err error) (any, erro
 }
 
 func producer(r request) (any, error) {
+	// For all clients of the process: a check with TLS has one of its own.
+	rmq.EnableSsl = r.Tls
 	options := []rmq.ProducerOption{rmq.WithTopics(r.Topics...)}
 	if r.Check {
 		answers := map[string]rmq.TransactionResolution{"COMMIT": rmq.COMMIT, "ROLLBACK": rmq.ROLLBACK, "UNKNOWN": rmq.UNKNOWN}
@@ -304,8 +306,7 @@ func serve(r request) {
 }
 
 func main() {
-	// The client's own default is TLS, for all clients of a process.
-	rmq.EnableSsl = os.Getenv("ROCKETMQ_TLS") == "1"
+	rmq.EnableSsl = false
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
