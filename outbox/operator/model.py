@@ -245,12 +245,12 @@ class InboxRow:
 
     Beside the statuses of a row, ``status`` may be ``unconsumed`` (the group hasn't come so far) or ``left_out`` (it
     has, and there is no row: its filter left the message out, or the row was pruned). ``waits_for`` is the message
-    that holds back the key of this one in a group that is ordered by key.
+    that holds back the key of this one in a group that is ordered by key, ``taken_by`` the client that has taken it.
     """
 
     columns: ClassVar[str] = (
         "group id=message_id topic status attempts> next_attempt=next_attempt_at error=error_kind "
-        "last_error waits_for changed=changed_at"
+        "last_error waits_for taken_by changed=changed_at"
     )
     database: str
     group: str
@@ -268,6 +268,7 @@ class InboxRow:
     discarded_at: dt.datetime | None = None
     quarantined_by: UUID | None = None
     waits_for: UUID | None = None
+    taken_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

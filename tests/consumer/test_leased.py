@@ -430,13 +430,13 @@ def test_the_offset_follows_and_the_lists_know_it(bench: Bench) -> None:
     """The offset follows and the lists know it."""
     group = leased(bench)
     bench.send("a", "b")
-    (taken,) = group.take(1)
+    (taken,) = group.take(1, taker="till 7")
     (counted,) = stats(bench.connection, bench.settings, {"producer", "consumer"}).groups
     assert (counted.taken, counted.failed, counted.lag) == (1, 0, 1)
     operator = bench.sink.operator
     rows = operator.inbox(InboxFilter(status=(Status.TAKEN,)), PageRequest()).items
-    assert [row.message_id for row in rows] == [taken.message.id]
-    assert operator.message(taken.message.id).next.startswith("taken by a client of g until")
+    assert [(row.message_id, row.taken_by) for row in rows] == [(taken.message.id, "till 7")]
+    assert operator.message(taken.message.id).next.startswith("taken by till 7 of g until")
 
 
 @pytest.mark.parametrize(("act", "status"), [("retry", "failed"), ("park", "parked")])

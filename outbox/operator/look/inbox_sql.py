@@ -56,7 +56,8 @@ _WAITS_FOR = f"""CASE WHEN m.follows AND m.status IN {OPEN} AND m.discarded_at I
               AND {HOLDS_KEY}
             ORDER BY h.turn, h.position, h.message_id LIMIT 1) END"""
 _ROW = f"""m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.status, m.attempts, m.next_attempt_at,
-       m.error_kind, {{error}}, m.received_at, m.changed_at, m.discarded_at, m.quarantined_by, {_WAITS_FOR}"""
+       m.error_kind, {{error}}, m.received_at, m.changed_at, m.discarded_at, m.quarantined_by, {_WAITS_FOR},
+       m.taken_by"""
 #: The columns of an inbox row ``m``, with the first line of its error, and with all of it.
 SHORT_ROW = _ROW.replace("{error}", "left(split_part(m.last_error, E'\\n', 1), 1000)")
 FULL_ROW = _ROW.replace("{error}", "m.last_error")

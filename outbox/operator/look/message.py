@@ -243,7 +243,7 @@ def _next_in_groups(found: MessageFacts, databases: Databases) -> Iterator[str]:
         yield f"waits in {_groups([row])} for message {row.waits_for}, which is before it in its key"
     for row in rows["taken"]:
         until = f" until {_at(row.next_attempt_at)}" if row.next_attempt_at else ""
-        yield f"taken by a client of {row.group}{until}"
+        yield f"taken by {row.taken_by or 'a client'} of {row.group}{until}"
     if unconsumed := rows["unconsumed"]:
         yield f"comes next to {_groups(unconsumed)}"
     for state in ("quarantined", "discarded", "expired", "consumed", "left_out"):
