@@ -50,10 +50,10 @@ def run(lab: Lab) -> Iterator[Figure]:
         with _ours(lab, f"rocketmq{number}", number) as (address, seconds):
             ours[number] = _measured(address, messages, transactions, seconds)
     real: Taken = {}
-    if address := os.environ.get("OUTBOX_TEST_ROCKETMQ"):
+    if named := os.environ.get("OUTBOX_TEST_ROCKETMQ"):
         lab.say("a real one")
         pids = [int(pid) for pid in os.environ.get("OUTBOX_TEST_ROCKETMQ_PIDS", "").split(",") if pid]
-        real = _measured(address, messages, transactions, lambda: sum(map(processor_seconds, pids)))
+        real = _measured(named, messages, transactions, lambda: sum(map(processor_seconds, pids)))
     for part, bar in _PARTS.items():
         for number, taken in ours.items():
             rate, server, client = taken[part]
@@ -98,8 +98,8 @@ def _process(module: str, *arguments: str) -> Iterator[Any]:
 
 def _wait_for(port: int) -> None:
     while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+        with socket.socket() as dialled:
+            if dialled.connect_ex(("127.0.0.1", port)) == 0:
                 return
 
 

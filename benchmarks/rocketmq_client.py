@@ -19,7 +19,7 @@ from typing import Any
 
 os.environ["HOME"] = tempfile.mkdtemp(prefix="rocketmq-client-")  # it writes logs there
 
-from rocketmq import (  # type: ignore[import-untyped]
+from rocketmq import (
     ClientConfiguration,
     ConsumeResult,
     Credentials,

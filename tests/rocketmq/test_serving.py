@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 
+from outbox import Outbox, Settings
 from outbox.errors import InvalidSettings
 from outbox.rocketmq.options import RocketmqOptions
 from outbox.rocketmq.server import Listen, RocketmqServer
@@ -153,8 +155,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_tls_beside_plain_text(engine: Engine, new_server: NewServer, certificate: tuple[Path, Path]) -> None:
     """Two ports; a route keeps each client at its own."""
-    from outbox import Outbox, Settings
-
     cert, key = certificate
     listen = [Listen(port=0), Listen(port=0, cert=str(cert), key=str(key))]
     server = RocketmqServer(Outbox(engine, settings=Settings()), RocketmqOptions(auto_create=True), listen)
@@ -173,7 +173,6 @@ def test_tls_beside_plain_text(engine: Engine, new_server: NewServer, certificat
 
 def test_certificates_that_can_not_be_read(engine: Engine, tmp_path: Path) -> None:
     """The error names the file, or the one that is missing; so does that of a port that is taken."""
-    from outbox import Outbox, Settings
 
     def start(**listen: object) -> None:
         RocketmqServer(Outbox(engine, settings=Settings()), RocketmqOptions(), [Listen(port=0, **listen)]).start()  # type: ignore[arg-type]
@@ -185,3 +184,48 @@ def test_certificates_that_can_not_be_read(engine: Engine, tmp_path: Path) -> No
         start(cert=missing)
     with pytest.raises(InvalidSettings, match=r"can't listen at 203\.0\.113\.1"):
         start(host="203.0.113.1")
+
+
+# --- rights in PostgreSQL ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def granted(engine: Engine) -> Iterator[Engine]:
+    """An engine of a role that has the rights of a producer, a worker and a consumer, and no others."""
+    owner = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with owner.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE rocketmq_server LOGIN PASSWORD 'x'")
+        for role in ("producer", "worker", "consumer"):
+            connection.exec_driver_sql(run_cli("db", "grants", "--role", role, "--to", "rocketmq_server").out)
+    other = create_engine(engine.url.set(username="rocketmq_server", password="x"))  # noqa: S106 - of this test
+    yield other
+    other.dispose()
+    with owner.connect() as connection:
+        connection.exec_driver_sql("DROP OWNED BY rocketmq_server")
+        connection.exec_driver_sql("DROP ROLE rocketmq_server")
+
+
+def test_the_rights_of_three_roles_are_enough(engine: Engine, granted: Engine, new_server: NewServer) -> None:
+    """All calls work with what `outbox db grants` prints for them."""
+    server = new_server(outbox=Outbox(granted, settings=Settings(immunity=0, check_interval=0.3)))
+    with RawClient(server.addresses[0]) as raw:
+        stream = raw.telemetry(raw.producing("paid"))
+        begun = raw.send(message("paid", message_type="TRANSACTION"))["entries"][0]["transaction_id"]
+        assert stream.get() is not None
+        assert code(raw.end("paid", begun, "COMMIT")) == 20000
+        later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+        handle = raw.send(message("orders", delivery_timestamp=later))["entries"][0]["recall_handle"]
+        assert code(raw.call("RecallMessage", {"topic": {"name": "orders"}, "recall_handle": handle})) == 20000
+        for _ in range(3):
+            assert code(raw.send(message("orders"))) == 20000
+        dispatch_all(engine)
+        _, (first, second, third) = raw.receive("orders", "mail")
+        assert code(raw.ack("orders", "mail", handle_of(first))) == 20000
+        assert code(raw.change("orders", "mail", handle_of(second), "20s")) == 20000
+        dead = {"group": {"name": "mail"}, "topic": {"name": "orders"}, "receipt_handle": handle_of(third)}
+        assert code(raw.call("ForwardMessageToDeadLetterQueue", dead)) == 20000
+        assert code(raw.call("NotifyClientTermination", {"group": {"name": "mail"}})) == 20000
+        raw.telemetry(raw.consuming("mail", "orders", kind="PUSH_CONSUMER"))
+        again = raw.receive("orders", "mail", auto_renew=True, invisible_duration=None)[1]
+        server._in_loop(server._receiving.renewals.once())
+        assert all(code(raw.ack("orders", "mail", handle_of(each))) == 20000 for each in again)
