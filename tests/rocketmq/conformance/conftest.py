@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -32,19 +32,23 @@ class SideBySide:
         self._shared: dict[str, Bridge] = {}
         self._programs: dict[str, list[str] | BaseException] = {}
         self._pool = ThreadPoolExecutor(_JOBS)
+        self._building: dict[str, Future[list[str]]] = {}
         self._results: dict[tuple[int, str], Future[CheckRun]] = {}
         self._errors = (folder / "errors-of-clients").open("w")
+
+    def build(self, clients: Iterable[str]) -> None:
+        """Let what the clients need be made, while a server starts."""
+        self._building = {each: self._pool.submit(command, each, self.folder) for each in clients if each != "R"}
 
     def begin(self, number: int, client: str) -> None:
         """Let a check run, unless the machine lacks its client."""
         check = CHECKS[number]
         server = self._server_for(check.needs)
         if client != "R" and client not in self._programs:
-            try:
-                self._programs[client] = command(client, self.folder)
-            except BaseException as lacking:  # pytest's own, which the check's test raises again
-                self._programs[client] = lacking
-            else:
+            building = self._building[client]
+            lacking = building.exception()  # pytest's own, which the check's test raises again
+            self._programs[client] = lacking or building.result()
+            if not lacking:
                 self._shared[client] = self._new(client)
         if not isinstance(self._programs.get(client), BaseException):
             self._results[number, client] = self._pool.submit(self._run, check, client, server)
@@ -104,6 +108,7 @@ def side_by_side(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
         running = SideBySide(folder, server_for)
         stack.callback(running.close)
         numbers = [_arguments(item) for item in chosen if not item.get_closest_marker("skip")]
+        running.build({client for _, client in numbers})
         for number, client in sorted(numbers, key=lambda each: (CHECKS[each[0]].needs != "", -CHECKS[each[0]].seconds)):
             running.begin(number, client)
         yield running

@@ -270,7 +270,8 @@ RESTARTED = Check(
     72,
     "the server is restarted under load",
     "Node's and Java's clients go on at once; push consumers of Python and Go get nothing for up to five minutes",
-    "all send and receive again in seconds, and are asked; what was accepted is delivered",
+    "all send and receive again in seconds; Node's and Java's are asked; halves of Python's and Go's wait for their "
+    "next sync, or for another producer",
     "a server needs no settings to let a client receive",
     topic="MIXED",
     group="",
