@@ -12,6 +12,7 @@ import base64
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -72,25 +73,32 @@ class Soak:
         url = self.server.url("soak")
         if what == "java":
             program, errors = command("J", self.folder), (self.folder / "java").open("a")
-            bridge = self.processes[what] = Bridge("J", program, self.folder, errors)
-            bridge.handlers["p"] = self.check
-            with suppress(*_LOST):  # its server may be away: the next life of it has more luck
-                made: dict[str, Any] = {
-                    "as": "p",
-                    "endpoints": self.address,
-                    "topics": [_TOPIC],
-                    "check": True,
-                    "timeout": 3,
-                }
-                bridge.call("producer", **made)
-                self.producer = ClientThing(bridge, "p")
-            return
+            made: dict[str, Any] = {"endpoints": self.address, "topics": [_TOPIC], "check": True, "timeout": 3}
+            for _ in range(20):
+                self.wait_for_server()
+                bridge = self.processes[what] = Bridge("J", program, self.folder, errors)
+                bridge.handlers["p"] = self.check
+                with suppress(*_LOST):  # its server may have been killed meanwhile
+                    bridge.call("producer", **{"as": "p", **made})
+                    self.producer = ClientThing(bridge, "p")
+                    return
+                bridge.kill()
+            raise TimeoutError("the Java client doesn't start")
         port = self.address.rpartition(":")[2]
         words = {"server": ("rocketmq", "serve", "--auto-create", "--port", port), "worker": ("run", "--url", url)}
         environment = {**os.environ, **_SHORT_TIMES, "OUTBOX_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
         with (self.folder / what).open("a") as log:
             arguments = [sys.executable, "-m", "outbox.cli", *words[what]]
             self.processes[what] = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+    def wait_for_server(self) -> None:
+        """Wait until our server listens."""
+        host, _, port = self.address.rpartition(":")
+        while True:
+            with socket.socket() as dialled:
+                if dialled.connect_ex((host, int(port))) == 0:
+                    return
+            self.ended.wait(0.1)
 
     def kill(self, what: str) -> None:
         """Kill a process, or PostgreSQL, and start it again."""
@@ -99,6 +107,8 @@ class Soak:
             self.server.kill()
             self.server.start()
             return
+        if what == "java":
+            self.producer = None
         process = self.processes[what]
         process.kill()
         if isinstance(process, subprocess.Popen):
@@ -123,12 +133,13 @@ class Soak:
 
     def order(self, number: int) -> None:
         """Give an order: a half, a row, a verdict, as far as nothing is killed meanwhile."""
-        body, producer = str(number), self.producer
+        while (producer := self.producer) is None:
+            self.ended.wait(0.1)
+        self.wait_for_server()
+        body = str(number)
         commits, says = self.dice.random() < 0.8, self.dice.random() < 0.8
         self.begun.add(body)
         try:
-            if producer is None:
-                raise RuntimeError("no producer is there yet")
             transaction = producer.begin()
             producer.send(topic=_TOPIC, body=body, tx=transaction.name)
             if commits:
@@ -139,7 +150,7 @@ class Soak:
             self.counts["orders whose client heard of their end"] += says
         except _LOST:
             self.counts["orders that a kill has cut off"] += 1
-            self.ended.wait(0.2)
+            self.ended.wait(0.5)
         finally:
             self.begun.discard(body)
 
@@ -258,7 +269,7 @@ def faults(soak: Soak) -> Iterator[str]:
 
 def main() -> int:
     """Run it; the arguments are the numbers of orders and of kills."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     began = time.monotonic()
     counts, found = run(int(sys.argv[1]), int(sys.argv[2]))
     for what, number in sorted(counts.items()):
