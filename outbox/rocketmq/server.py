@@ -39,6 +39,7 @@ from outbox.text import storable
 
 if TYPE_CHECKING:
     from outbox.app import Outbox
+    from outbox.settings import Settings
 
 #: A request may have 32 bodies of 4 MiB. Idle clients ping each five minutes, which is as often as gRPC allows by
 #: itself; it would send them away.
@@ -100,7 +101,7 @@ class RocketmqServer:
     """
 
     def __init__(self, outbox: Outbox, options: RocketmqOptions, listen: Sequence[Listen]) -> None:
-        self.settings = outbox.settings
+        self.settings: Settings = outbox.settings
         self.options = options
         self._outbox = outbox
         self._listen = tuple(listen)
