@@ -518,7 +518,8 @@ async def test_a_poll_that_comes_as_the_last_take_ends() -> None:
     first = asyncio.create_task(taker.poll(Poll("c", 1, 30, None), 60))
     await asyncio.sleep(0)  # its take is to begin
     second = asyncio.create_task(taker.poll(Poll("c", 1, 30, None), 60))
-    assert await asyncio.wait_for(asyncio.gather(first, second), 5) == [["a message"], ["a message"]]
+    got: list[Any] = [await asyncio.wait_for(each, 5) for each in (first, second)]
+    assert got == [["a message"], ["a message"]]
 
 
 async def test_takes_that_find_nothing_together() -> None:
@@ -553,7 +554,8 @@ async def test_takes_that_find_nothing_together() -> None:
     tables.takes[3].set_result(["later"])
     await asyncio.wait_for(taking(5), 5)
     tables.takes[4].set_result(["last"])
-    assert sorted(await asyncio.wait_for(asyncio.gather(*polls), 5)) == [["first"], ["last"], ["later"]]
+    got: list[Any] = [await asyncio.wait_for(each, 5) for each in polls]
+    assert sorted(got) == [["first"], ["last"], ["later"]]
 
 
 def _request(topic: str, group: str) -> Any:
