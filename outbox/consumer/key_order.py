@@ -75,7 +75,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
    SET status = 'waiting', attempts = 0, starts = 0, next_attempt_at = NULL, queue = excluded.queue,
        position = excluded.position, body_digest = excluded.body_digest, last_error = NULL, error_kind = NULL,
        passage = excluded.passage, order_key = excluded.order_key, turn = excluded.turn, follows = true,
-       changed_at = clock_timestamp()
+       taken_by = NULL, take_id = NULL, changed_at = clock_timestamp()
  WHERE c.message_id = ANY (%(again)s::uuid[]) AND c.passage < excluded.passage
    AND c.status IN {REREAD} AND c.discarded_at IS NULL
 """)

@@ -389,7 +389,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
        body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = excluded.last_error,
        received_at = CASE WHEN c.passage < excluded.passage THEN clock_timestamp() ELSE c.received_at END,
        passage = greatest(c.passage, excluded.passage),
-       error_kind = excluded.error_kind, starts = 0, changed_at = clock_timestamp()
+       error_kind = excluded.error_kind, starts = 0, taken_by = NULL, take_id = NULL, changed_at = clock_timestamp()
  WHERE c.status = 'failed' AND c.attempts <= excluded.attempts
     OR (c.passage < excluded.passage AND c.status IN {REREAD} AND c.discarded_at IS NULL)
 """,
@@ -443,7 +443,7 @@ consumed_again: Template = Template(f"""
 UPDATE {{s}}.consumer_message c
    SET status = 'consumed', attempts = 1, starts = 0, next_attempt_at = NULL, queue = %(queue)s, position = m.position,
        body_digest = m.digest, last_error = NULL, error_kind = NULL, passage = %(passage)s, order_key = NULL,
-       turn = NULL, follows = false, changed_at = clock_timestamp()
+       turn = NULL, follows = false, taken_by = NULL, take_id = NULL, changed_at = clock_timestamp()
   FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[]) AS m (id, position, digest)
  WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND {MARKED_TRANSACTION}
 """)

@@ -111,7 +111,7 @@ SELECT m.id, c.number FROM unnest(%(ids)s::uuid[]) AS m (id) CROSS JOIN LATERAL 
 _SETTLE_INBOX = """
 UPDATE {s}.consumer_message
    SET status = %(status)s, next_attempt_at = NULL, starts = 0, changed_at = clock_timestamp(),
-       discarded_at = NULL, quarantined_by = NULL, quarantined_from = NULL,
+       taken_by = NULL, take_id = NULL, discarded_at = NULL, quarantined_by = NULL, quarantined_from = NULL,
        error_kind = CASE WHEN %(status)s = 'parked' THEN coalesce(error_kind, 'parked by a repair') END,
        last_error = CASE WHEN %(why)s::text IS NOT NULL THEN concat_ws('; before: ', %(why)s::text, last_error) END
  WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[])

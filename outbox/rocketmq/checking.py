@@ -46,8 +46,9 @@ class NoVerdict(Exception):
 
 @dataclass(eq=False, slots=True)
 class ClientQuestion:
-    """A question to a client: the verdict, and what waits for it to be recorded."""
+    """A question to a client about a half of a topic: the verdict, and what waits for it to be recorded."""
 
+    topic: str
     answered: threading.Event = field(default_factory=threading.Event)
     resolution: Resolution = Resolution.UNKNOWN
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,7 +74,7 @@ class Questions:
         client, stream = next(((client, stream[0]) for client, stream in streams if stream), (None, None))
         if client is None or stream is None:
             raise NoVerdict(f"no producer of topic {orphan.topic!r} is connected any more")
-        question = self._open[orphan.id] = ClientQuestion()
+        question = self._open[orphan.id] = ClientQuestion(orphan.topic)
         asking = new("RecoverOrphanedTransactionCommand", message=wire_message(orphan), transaction_id=str(orphan.id))
         stream.put(new("TelemetryCommand", recover_orphaned_transaction_command=asking))
         if not question.answered.wait(self._timeout):
@@ -84,12 +85,13 @@ class Questions:
         client.unanswered_at = None
         return question.resolution
 
-    def hand_over(self, half_id: UUID, resolution: Resolution) -> Awaitable[object] | None:
+    def hand_over(self, half_id: UUID, topic: str, resolution: Resolution) -> Awaitable[object] | None:
         """Give a client's verdict to the check that waits for it; return what to await until it is recorded.
 
-        None: no check waits. To be called in the loop.
+        None: no check waits for a half of this topic, of which the client may decide. To be called in the loop.
         """
-        if (question := self._open.get(half_id)) is None or question.answered.is_set():
+        question = self._open.get(half_id)
+        if question is None or question.topic != topic or question.answered.is_set():
             return None
         question.resolution = resolution
         question.answered.set()
@@ -120,6 +122,8 @@ class LiveCheckers(dict[str, Checker]):
                 settings, topic, self._questions.ask, None, outbox.codecs, beside=outbox.functions
             )
             self._made[topic] = checker
+        for topic in self._made.keys() - topics:
+            del self._made[topic]
         self.clear()
         self.update((topic, self._made[topic]) for topic in topics)
 

@@ -11,11 +11,12 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.rocketmq.options import UserOptions
+from outbox.rocketmq.rules import is_topic
 from outbox.rocketmq.wire import WIRE, millis
 from outbox.text import storable
 
@@ -25,6 +26,8 @@ _REMEMBERED, _MOST = 600.0, 50_000
 _THERE = 30.0
 #: So many commands may wait for a client that doesn't take them.
 _MOST_COMMANDS = 1_000
+#: So many topics of its settings are noted of a client.
+_MOST_TOPICS = 1_000
 #: What a client tells of itself in the metadata of a request, behind ``x-mq-``.
 _ABOUT_ITSELF = ("language", "client-version")
 _KINDS = {number: name for name, number in WIRE.enums["ClientType"].items()}
@@ -68,7 +71,7 @@ class CommandStream:
 class Client:
     """A client, as its requests have told of it; times are of `time.monotonic`.
 
-    ``user`` is the one that has signed its last request. ``topics`` are those that its settings name, ``transactions``
+    ``user`` is the one that signs its requests. ``topics`` are those that its settings name, ``transactions``
     those to which it has sent halves. ``unanswered_at`` is when it let a question time out last.
     """
 
@@ -119,24 +122,25 @@ class Client:
 
 
 class Clients:
-    """The clients of a process, by their ids. Safe to be used by several threads."""
+    """The clients of a process, by their users and ids. Safe to be used by several threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._guard = threading.Lock()
-        self._clients: dict[str, Client] = {}
+        #: By the user too: what one user does under an id isn't what another one's client has said.
+        self._clients: dict[tuple[UserOptions, str], Client] = {}
         self._turn = itertools.count()
 
     def heard(self, id_: str, user: UserOptions, metadata: Mapping[str, str], host: str) -> Client:
         """Return the client that a request is of, and note that it was heard."""
         now = time.monotonic()
         with self._guard:
-            if (client := self._clients.get(id_)) is None:
+            if (client := self._clients.get((user, id_))) is None:
                 if len(self._clients) >= _MOST:
                     self._forget(now)
                 language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _ABOUT_ITSELF)
-                client = self._clients[id_] = Client(id_, language, version, host, now, user)
-            client.heard_at, client.user = now, user
+                client = self._clients[user, id_] = Client(id_, language, version, host, now, user)
+            client.heard_at = now
             return client
 
     def _forget(self, now: float) -> None:
@@ -144,7 +148,7 @@ class Clients:
         absent = [each for each in self._clients.values() if not each.streams]
         gone = [each for each in absent if now - each.heard_at > _REMEMBERED]
         for each in gone or sorted(absent, key=lambda each: each.heard_at)[:1]:
-            del self._clients[each.id]
+            del self._clients[each.user, each.id]
 
     def open(self, client: Client) -> CommandStream:
         """Return a stream of commands to a client."""
@@ -165,9 +169,9 @@ class Clients:
             client.kind = settings.client_type
         if settings.HasField("publishing"):
             client.kind = client.kind or _PRODUCER
-            client.topics = frozenset(topic.name for topic in settings.publishing.topics)
+            client.topics = _topics(topic.name for topic in settings.publishing.topics)
         elif settings.HasField("subscription"):
-            client.topics = frozenset(entry.topic.name for entry in settings.subscription.subscriptions)
+            client.topics = _topics(entry.topic.name for entry in settings.subscription.subscriptions)
             client.group = settings.subscription.group.name or None
         if language := settings.user_agent.language:
             names = {number: name for name, number in WIRE.enums["Language"].items()}
@@ -215,6 +219,11 @@ class Clients:
         with self._guard:
             found = list(self._clients.values())
         return [each.facts() for each in sorted(found, key=lambda each: each.since) if each.is_there]
+
+
+def _topics(names: Iterable[str]) -> frozenset[str]:
+    """Return those of the names that a topic can have, and so many of them at most that a client can't fill memory."""
+    return frozenset(itertools.islice(filter(is_topic, names), _MOST_TOPICS))
 
 
 def seconds_of(duration: Any) -> float:

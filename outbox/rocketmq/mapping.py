@@ -12,6 +12,7 @@ import binascii
 import datetime as dt
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -23,7 +24,7 @@ from outbox.message.ids import message_id
 from outbox.message.model import VERSION_AND_VARIANT, Message, Orphan, Outgoing, SendOptions
 from outbox.rocketmq.rules import DELAY, FIFO, NORMAL, OWN_PREFIXES, TRANSACTION, TYPES, Refused
 from outbox.rocketmq.wire import WIRE, WireCode, millis, new, time_fields
-from outbox.text import topic_of
+from outbox.text import storable, topic_of
 
 #: Headers of what a client has said. The id is there if the client made one, the type if it isn't NORMAL.
 ID_HEADER = "rocketmq-id"
@@ -44,6 +45,7 @@ NEAR, _BORDER = 600.0, 120.0
 _GZIP = WIRE.enums["Encoding"]["GZIP"]
 _IDENTITY = WIRE.enums["Encoding"]["IDENTITY"]
 _MD5 = WIRE.enums["DigestType"]["MD5"]
+_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 _GZIP_MAGIC = b"\x1f\x8b"
 _TYPE_NAMES = {number: name for name, number in TYPES.items()}
 _LATEST = dt.datetime(9999, 1, 1, tzinfo=dt.UTC).timestamp()
@@ -162,14 +164,14 @@ def keys_of(headers: Mapping[str, str]) -> list[str]:
     """Return the keys that a client has given a message."""
     try:
         found = json.loads(headers.get(KEYS_HEADER, "[]"))
-    except ValueError:  # another sender has written the header, by hand
+    except (ValueError, RecursionError):  # another sender has written the header, by hand
         return []
-    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
+    return [storable(key) for key in found if isinstance(key, str)] if isinstance(found, list) else []
 
 
 def _number(text: str | None) -> int | None:
     """Return the number that a header is; None where another sender has written something else."""
-    return int(text) if text is not None and len(text) < 16 and text.lstrip("-").isdecimal() else None
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
 def _unix_ms(moment: dt.datetime) -> int:
@@ -209,7 +211,10 @@ def recalled_id(handle: str, topic: str) -> UUID:
     words = _opened(handle, 3)
     if words is None or words[:2] != ["recall", topic]:
         raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid")
-    return UUID(words[2])
+    try:
+        return UUID(words[2])
+    except ValueError:  # the checksum is no secret
+        raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid") from None
 
 
 def receipt_handle(lease: MessageLease) -> str:
@@ -226,4 +231,14 @@ def lease_of(handle: str, group: str, topic: str) -> MessageLease:
     if of_group != group or topic_of(feed) != topic:
         text = f"receipt handle is of group {of_group} and topic {topic_of(feed)}, not of {group} and {topic}"
         raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text)
-    return MessageLease(group, feed, int(queue), int(position), UUID(id_), int(number))
+    try:
+        return MessageLease(group, feed, _stored(queue), _stored(position), UUID(id_), _stored(number))
+    except ValueError:  # the checksum is no secret
+        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's") from None
+
+
+def _stored(text: str) -> int:
+    """Return a number as a column can have it; raise ValueError for all else."""
+    if not 0 <= (number := int(text)) < 1 << 63:
+        raise ValueError(text)
+    return number

@@ -114,7 +114,7 @@ class SharedTaker:
     @property
     def is_idle(self) -> bool:
         """Does no poll wait?"""
-        return not self._polls and not self._takes
+        return not self._polls and not self._running
 
     def wake(self) -> None:
         """Look again now: there may be messages."""
@@ -142,8 +142,13 @@ class SharedTaker:
         self._polls.clear()
         self._news.set()
 
+    @property
+    def _running(self) -> int:
+        """How many takes run: one that has ended is among them until the loop comes round, and serves no poll."""
+        return sum(not each.done() for each in self._takes)
+
     def _more_takes(self, most: int) -> None:
-        if len(self._takes) < most and self._polls:
+        if self._running < most and self._polls:
             task = asyncio.create_task(self._serve())
             self._takes.add(task)
             task.add_done_callback(self._takes.discard)
@@ -167,7 +172,7 @@ class SharedTaker:
                     poll.done.set_result([])
                 elif not poll.ended:
                     self._polls.append(poll)
-                if len(self._takes) > 1:  # one that looks again is enough
+                if self._running > 1:  # one that looks again is enough
                     return
                 await self._tables.pause(self._news)
             elif poll.ended or poll.done.done():
@@ -185,15 +190,11 @@ class SharedTaker:
         if poll.take_id is not None:
             return
         try:
-            await self._tables.run(partial(_end_leases, self._tables.schema, [each.lease for each in taken]))
+            leases = [each.lease for each in taken]
+            await self._tables.run(partial(settlement.give_back, schema=self._tables.schema, leases=leases))
         except Exception as error:  # they come again when their leases end
             self._tables.tell_failure("rocketmq receive", error)
         self.wake()
-
-
-def _end_leases(schema: str, leases: Sequence[MessageLease], connection: Connection) -> None:
-    for lease in leases:
-        settlement.extend(connection, schema, lease, 0)
 
 
 @dataclass(eq=False, slots=True)

@@ -80,6 +80,15 @@ def check_topic(name: str) -> str:
         raise Refused(WireCode.ILLEGAL_TOPIC, "cannot access system topic") from None
 
 
+def is_topic(name: str) -> bool:
+    """Tell whether a topic can have this name."""
+    try:
+        check_topic(name)
+    except Refused:
+        return False
+    return True
+
+
 def check_group(name: str) -> str:
     """Return the name of a consumer group; raise Refused if it isn't one, or the system's."""
     if not name.strip():

@@ -43,17 +43,18 @@ _MOST_ITEMS, _MOST_BYTES = 500, 16 * 1024 * 1024
 _MOST_WAITING, _MOST_WAITING_BYTES = 20_000, 256 * 1024 * 1024
 
 _THERE: Template = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s)")
-#: Rows: ``(topic, the client's id)`` of a message that a client has sent.
+#: Rows: ``(the client's id,)`` of a message that a client has sent to a topic.
 _SENT: Template = Template(f"""
-SELECT topic, headers ->> '{ID_HEADER}' FROM {{s}}.half_message WHERE id = %s AND headers ->> '{ID_HEADER}' IS NOT NULL
+SELECT headers ->> '{ID_HEADER}' FROM {{s}}.half_message
+ WHERE id = %s AND topic = %s AND headers ->> '{ID_HEADER}' IS NOT NULL
 """)
 # As outbox/database/decision.py, for several halves of clients at once: a half of another sender's isn't a client's to
 # decide. The checks are locked first, in one order; the insert decides every race.
-#: Decide halves that clients have sent to these topics. Rows: ``(id, verdict)`` of those that there are; NULL: it was
-#: decided before.
+#: Decide halves that clients have sent to these topics. Rows: ``(id, topic, verdict)`` of those that there are; NULL:
+#: it was decided before.
 _DECIDE: Template = Template(f"""
 WITH half AS MATERIALIZED (
-    SELECT h.id, g.resolution
+    SELECT h.id, h.topic, g.resolution
       FROM unnest(%(ids)s::uuid[], %(topics)s::text[], %(resolutions)s::text[]) g (id, topic, resolution)
       JOIN {{s}}.half_message h ON h.id = g.id AND h.topic = g.topic AND h.headers ->> '{ID_HEADER}' IS NOT NULL
 ), locked AS MATERIALIZED (
@@ -66,7 +67,7 @@ WITH half AS MATERIALIZED (
 ), unchecked AS (
     DELETE FROM {{s}}.half_check WHERE half_id IN (SELECT half_id FROM decided)
 )
-SELECT half.id, decided.resolution FROM half LEFT JOIN decided ON decided.half_id = half.id
+SELECT half.id, half.topic, decided.resolution FROM half LEFT JOIN decided ON decided.half_id = half.id
 """)
 _OPS: Template = Template("SELECT half_id, resolution, decided_by FROM {s}.op_message WHERE half_id = ANY (%s)")
 _NO_TIME = dt.datetime.fromtimestamp(0, dt.UTC)
@@ -207,7 +208,7 @@ class EndItem:
 class SendCalls:
     """The calls of producers."""
 
-    def __init__(self, tables: Tables, hand_over: Callable[[UUID, Resolution], Any]) -> None:
+    def __init__(self, tables: Tables, hand_over: Callable[[UUID, str, Resolution], Any]) -> None:
         """``hand_over`` gives a verdict to the check that waits for it, if one does; it returns what to await then."""
         self._tables = tables
         self._hand_over = hand_over
@@ -270,7 +271,7 @@ class SendCalls:
         except ValueError:
             raise unknown from None
         resolution = _RESOLUTIONS.get(request.resolution, Resolution.UNKNOWN)
-        if (recorded := self._hand_over(half_id, resolution)) is not None:
+        if (recorded := self._hand_over(half_id, topic, resolution)) is not None:
             await recorded
         if resolution is not Resolution.UNKNOWN:
             item = EndItem(half_id, topic, client.id, resolution)
@@ -286,21 +287,23 @@ class SendCalls:
         return new("EndTransactionResponse", status=status_of(WireCode.OK))
 
     def _decide(self, items: Sequence[EndItem], connection: Connection) -> None:
-        schema, of_id = self._tables.schema, {item.half_id: item for item in items}
-        several = [of_id[half_id] for half_id in sorted(of_id)]
+        # By the topic too: another client's verdict may name a wrong one. Of those of one half, the first one counts.
+        schema, of_half = self._tables.schema, {(item.half_id, item.topic): item for item in reversed(items)}
+        several = [of_half[half] for half in sorted(of_half)]
         columns = {
             "ids": [item.half_id for item in several],
             "topics": [item.topic for item in several],
             "resolutions": [item.resolution.value for item in several],
         }
         _, rows = execute(connection, plan_by_index(), _DECIDE(schema, **columns))
-        earlier = {half_id: (Resolution(verdict), "producer") for half_id, verdict in rows if verdict is not None}
-        if left := [half_id for half_id, verdict in rows if verdict is None]:
+        topics = {half_id: topic for half_id, topic, _ in rows}
+        earlier = {half_id: (Resolution(verdict), "producer") for half_id, _, verdict in rows if verdict is not None}
+        if left := [half_id for half_id, _, verdict in rows if verdict is None]:
             # A statement of its own: its snapshot sees the ops that the insert has waited for.
             (rows,) = execute(connection, _OPS(schema, left))
             earlier |= {half_id: (Resolution(verdict), by) for half_id, verdict, by in rows}
         for item in items:
-            item.earlier = earlier.get(item.half_id)
+            item.earlier = earlier.get(item.half_id) if topics.get(item.half_id) == item.topic else None
         if any(item.resolution is Resolution.COMMIT for item in items):
             self._tables.outbox._producer.wake_dispatchers(connection)
 
@@ -311,18 +314,21 @@ class SendCalls:
         if not self._tables.options.recall:
             raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
         half_id = recalled_id(request.recall_handle, topic)
-        message_id = await self._tables.run(partial(self._recall, half_id, client))
+        message_id = await self._tables.run(partial(self._recall, half_id, topic, client))
         return new("RecallMessageResponse", status=status_of(WireCode.OK), message_id=message_id)
 
-    def _recall(self, half_id: UUID, client: Client, connection: Connection) -> str:
+    def _recall(self, half_id: UUID, topic: str, client: Client, connection: Connection) -> str:
+        # A handle has no secret: what it says of the topic counts if the message says so too.
+        (sent,) = execute(connection, _SENT(self._tables.schema, half_id, topic))
+        if not sent:
+            raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
         origin = {"via": ASKER, "ip": client.host}
         by = Actor(client.id[:200], origin)
         request = requested(ACTS["recall"], by, "recalled by its sender", {})
         (outcome,) = apply(connection, self._tables.settings, request, [Target(half_id)])
-        (sent,) = execute(connection, _SENT(self._tables.schema, half_id))
-        if not sent or not (outcome.state == "done" or outcome.was == "recalled"):
+        if not (outcome.state == "done" or outcome.was == "recalled"):
             raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
-        return str(sent[0][1])
+        return str(sent[0][0])
 
 
 def no_topic(topic: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from outbox import Outbox, Worker
+from outbox import Message, Outbox, Worker
 from outbox.compensate.compensation import Postponed
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
 from outbox.consumer.leased import sql
@@ -363,6 +363,64 @@ def test_a_group_that_was_reset_has_them_again(bench: Bench) -> None:
     assert {each.attempt for each in again} == {1}
     assert all(each.acknowledge() for each in again)
     assert bench.statuses() == [("consumed", 1)] * 2
+
+
+def test_a_reset_reads_over_what_is_taken(bench: Bench) -> None:
+    """Also where it comes to wait for its key by then: the group goes on, and the lease of before is none."""
+    group = leased(bench, ordered="key")
+    bench.send("a", "b")
+    before = group.take(2)
+    bench.sink.operator.reset_group("g", "t", "first", by="me", why="test")
+    first, held = group.take(1), group.take(1)
+    assert (bodies(first), held) == (["a"], [])
+    for each in before:
+        with pytest.raises(LeaseEnded):
+            each.acknowledge()
+    assert first[0].acknowledge()
+    (second,) = group.take(2)
+    assert (second.body, second.acknowledge()) == ("b", True)
+    assert bench.statuses() == [("consumed", 1)] * 2
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_handler_that_takes_a_leased_group_over_reads_over_what_is_taken(bench: Bench, transactional: bool) -> None:
+    """After a reset it has those too that a client had taken."""
+    bench.send("a", "b")
+    assert len(leased(bench).take(2)) == 2
+    bench.sink.operator.reset_group("g", "t", "first", by="me", why="test")
+    got: list[Any] = []
+    if transactional:
+
+        @bench.sink.consumer("t", group="g", retry_delays=(60.0,))
+        def handle(message: Message, session: Session) -> None:
+            got.append(message.body)
+            if message.body == "b":
+                raise RuntimeError("ill")
+
+    else:
+
+        @bench.sink.consumer("t", group="g", retry_delays=(60.0,), transactional=False)
+        def handle_outside(message: Message) -> None:
+            got.append(message.body)
+
+    drain(bench.sink)
+    assert set(got) == {"a", "b"}
+    assert sorted(status for status, _ in bench.statuses()) == ["consumed", "failed" if transactional else "consumed"]
+
+
+def test_what_has_expired_is_read_over_though_it_is_taken(bench: Bench) -> None:
+    """A reset comes to it again while its lease lasts, and it is too old by now."""
+    group = leased(bench)
+    bench.send("a")
+    group.take()
+    old = {EXPIRES_HEADER: (dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1)).isoformat()}
+    with bench.producer.begin() as connection:
+        connection.execute(
+            text("UPDATE outbox.half_message SET headers = CAST(:old AS jsonb)"), {"old": json.dumps(old)}
+        )
+    bench.sink.operator.reset_group("g", "t", "first", by="me", why="test")
+    assert group.take() == []
+    assert bench.statuses() == [("expired", 0)]
 
 
 def test_pruned_messages_stop_the_group(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -278,3 +279,14 @@ def test_any_text_is_a_filter_or_is_refused(text: str, properties: dict[str, str
         assert 1 <= error.position <= len(text) + 1
     else:
         assert matches(properties) in {True, False}
+
+
+def test_long_digits_take_no_time() -> None:
+    """Neither as a filter nor as a property: the loop that serves all clients would stand still."""
+    digits = "1" * 16_000 + "x"
+    began = time.process_time()
+    with pytest.raises(BadExpression):
+        compile_expression(digits)
+    for value in (digits, "." + digits, " " * 16_000 + "x"):
+        assert not compile_expression("a > 1")({"a": value})
+    assert time.process_time() - began < 1

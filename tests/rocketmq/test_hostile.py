@@ -9,10 +9,14 @@ import grpc
 from google.protobuf import json_format
 from sqlalchemy import Engine
 from sqlalchemy import text as sql
+from sqlalchemy.orm import Session
 
+from outbox import Outbox
+from outbox.rocketmq.mapping import _sealed
 from outbox.rocketmq.server import RocketmqServer
 from outbox.rocketmq.wire import WIRE
 from tests.kit import tries
+from tests.kit.passes import dispatch_all
 from tests.rocketmq.raw import RawClient, code, message
 
 _TEXTS = (
@@ -138,3 +142,34 @@ def test_metadata(raw: RawClient) -> None:
     bare: Any = raw.channel.unary_unary("/apache.rocketmq.v2.MessagingService/Heartbeat")
     assert bare(b"", timeout=30, metadata=(("x-mq-client-id", "i"), ("x-odd-bin", b"\xff\x00")))
     assert code(raw.call("Heartbeat", {}, x_mq_client_id="  ")) == 40017
+
+
+def test_handles_of_other_hands(raw: RawClient) -> None:
+    """A handle with the right checksum, and what no lease has in it, is no handle; it takes no others along."""
+    id_ = "01975a5e-0c6f-7a3e-8000-5d0e6f0c1a2b"
+    for words in (
+        ("x", 0, id_, 1),
+        (0, "x", id_, 1),
+        (0, 0, "x", 1),
+        (0, 0, id_, "x"),
+        (0, 0, id_, 2**63),
+        (0, 2**64, id_, -1),
+        (0, 0, id_, "9" * 5000),
+    ):
+        handle = _sealed("1", "mail", "orders", *words)
+        assert code(raw.ack("orders", "mail", handle)) == 40013
+        assert code(raw.change("orders", "mail", handle, "30s")) == 40013
+
+
+def test_headers_of_other_hands(raw: RawClient, engine: Engine) -> None:
+    """A header that looks like the server's, with whatever in it, keeps no message from being received."""
+    outbox = Outbox(engine)
+    odd = ("--5", "-", "\u0663", "9" * 400, "[" * 2_600, "{}", '[1, "\\ud800", null]', "")
+    for text in odd:
+        with Session(engine) as session, session.begin():
+            headers = {f"rocketmq-{name}": text for name in ("id", "keys", "born-at", "deliver-at", "type", "encoding")}
+            outbox.send(session, "orders", {"a": 1}, key="k", headers=headers)
+    dispatch_all(engine)
+    sql92 = {"type": "SQL", "expression": "KEYS IS NULL OR KEYS IS NOT NULL"}
+    got = raw.receive("orders", "mail", filter_expression=sql92)
+    assert (got[0], len(got[1])) == (20000, len(odd))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy import text as sql
 
 from outbox import Outbox, Settings
 from outbox.rocketmq import receiving
 from outbox.rocketmq.options import GroupOptions
+from outbox.rocketmq.receiving import Poll, SharedTaker
 from outbox.rocketmq.server import RocketmqServer
 from outbox.telemetry.events import ClientFiltersDiffer
 from outbox.telemetry.hooks import TelemetryEvent
@@ -478,6 +480,82 @@ def test_a_poll_whose_client_goes_away(raw: RawClient, engine: Engine, rocketmq:
         wait_until(lambda: all(poll.ended for poll in taker._polls), "its poll has ended")
         store(other, engine, b"1")
         assert receive_one(other)["system_properties"]["delivery_attempt"] in {1, 2}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_no_client_has_seen_is_no_attempt(
+    new_server: NewServer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for a poll that has ended meanwhile, a message is due again as it was; it isn't parked for that."""
+    taken, original = list[Any](), SharedTaker._take
+
+    def take(self: SharedTaker, poll: Poll, connection: Connection) -> list[Any]:
+        found = original(self, poll, connection)
+        poll.ended = bool(found) and len(taken) < 2
+        taken.extend(found)
+        return found
+
+    monkeypatch.setattr(SharedTaker, "_take", take)
+    server = new_server(groups={"mail": GroupOptions(max_attempts=1)})
+    with RawClient(server.addresses[0]) as raw:
+        store(raw, engine, b"1", message_group="g")
+        for _ in range(2):
+            assert raw.receive("orders", "mail") == (40401, [])
+        assert receive_one(raw)["system_properties"]["delivery_attempt"] == 1
+    assert len(taken) == 3
+
+
+async def test_a_poll_that_comes_as_the_last_take_ends() -> None:
+    """It is served at once: it has a take of its own."""
+
+    class Ready:
+        """Tables whose takes are done at once."""
+
+        async def lend(self, _: object) -> list[str]:
+            return ["a message"]
+
+    taker = SharedTaker(cast("Any", Ready()), cast("Any", None), None)
+    first = asyncio.create_task(taker.poll(Poll("c", 1, 30, None), 60))
+    await asyncio.sleep(0)  # its take is to begin
+    second = asyncio.create_task(taker.poll(Poll("c", 1, 30, None), 60))
+    got: list[Any] = [await asyncio.wait_for(each, 5) for each in (first, second)]
+    assert got == [["a message"], ["a message"]]
+
+
+async def test_takes_that_find_nothing_together() -> None:
+    """One of them looks again for the polls that are left."""
+
+    class Slow:
+        """Tables of which each take is done when the test says so."""
+
+        def __init__(self) -> None:
+            self.takes: list[asyncio.Future[list[str]]] = []
+
+        def lend(self, _: object) -> asyncio.Future[list[str]]:
+            self.takes.append(asyncio.get_running_loop().create_future())
+            return self.takes[-1]
+
+        async def pause(self, _: object) -> None: ...
+
+    tables = Slow()
+    taker = SharedTaker(cast("Any", tables), cast("Any", None), None)
+    polls = [asyncio.create_task(taker.poll(Poll("c", 1, 30, None), 60)) for _ in range(3)]
+
+    async def taking(number: int) -> None:
+        while len(tables.takes) < number:
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(taking(1), 5)
+    tables.takes[0].set_result(["first"])
+    await asyncio.wait_for(taking(3), 5)
+    for take in tables.takes[1:]:
+        take.set_result([])
+    await asyncio.wait_for(taking(4), 5)
+    tables.takes[3].set_result(["later"])
+    await asyncio.wait_for(taking(5), 5)
+    tables.takes[4].set_result(["last"])
+    got: list[Any] = [await asyncio.wait_for(each, 5) for each in polls]
+    assert sorted(got) == [["first"], ["last"], ["later"]]
 
 
 def _request(topic: str, group: str) -> Any:

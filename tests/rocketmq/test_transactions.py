@@ -17,6 +17,7 @@ from outbox.check.asker import Asker
 from outbox.check.check_pass import check_once
 from outbox.database.engines import EngineRunner
 from outbox.operator.health.examine import examine
+from outbox.rocketmq.sending import EndItem
 from outbox.rocketmq.server import RocketmqServer
 from outbox.telemetry.events import CheckerMissing, HalfChecked, ProducerMissing
 from outbox.telemetry.hooks import TelemetryEvent
@@ -141,6 +142,16 @@ def test_the_recovery_duration_is_the_immunity(raw: RawClient, engine: Engine) -
     assert [asker for asker, _ in waits] == ["rocketmq", "rocketmq"]
     assert 0 < waits[0][1] <= 6
     assert 1700 < waits[1][1] <= 1800
+
+
+def test_verdicts_on_one_half_that_come_together(rocketmq: RocketmqServer, raw: RawClient) -> None:
+    """The first one counts; one that names another topic is of no half, and takes nothing from the right one."""
+    transaction = UUID(begin(raw))
+    commit, rollback = Resolution.COMMIT, Resolution.ROLLBACK
+    named = [("other", rollback), ("paid", commit), ("paid", rollback), ("other", commit)]
+    items = [EndItem(transaction, topic, "c", verdict) for topic, verdict in named]
+    rocketmq.tables.do(lambda connection: rocketmq._sending._decide(items, connection))
+    assert [item.earlier for item in items] == [None, (commit, "producer"), (commit, "producer"), None]
 
 
 # --- the check -------------------------------------------------------------------------------------------------------
@@ -336,3 +347,12 @@ def test_the_doctor_tells_remote_halves_apart(raw: RawClient, engine: Engine) ->
     assert "checker.missing" not in found
     assert "no RocketMQ client is connected" in found["check.late"].sentence
     assert "outbox rocketmq serve" in found["check.late"].mend
+
+
+def test_topics_that_are_none_stop_no_check(eager: RocketmqServer, engine: Engine) -> None:
+    """A client that names topics which can't be keeps nobody else's halves from being asked about."""
+    with RawClient(eager.addresses[0]) as odd, RawClient(eager.addresses[0]) as raw:
+        odd.telemetry(odd.producing("a\0b", "", " ", "x" * 1000, "a b", "\U0001f600", "outbox.parked"))
+        stream = raw.telemetry(raw.producing("paid"))
+        transaction = begin(raw)
+        assert asked(stream)[0] == transaction

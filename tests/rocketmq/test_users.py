@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
+from sqlalchemy import text as sql
 
+from outbox import Settings
 from outbox.errors import InvalidSettings
+from outbox.rocketmq.mapping import recall_handle
 from outbox.rocketmq.options import RocketmqOptions, UserOptions
 from outbox.rocketmq.server import RocketmqServer
 from outbox.telemetry.events import ClientRefused
@@ -109,6 +114,53 @@ def test_halves_are_shown_to_those_that_may_send_alone(guarded: RocketmqServer) 
     with RawClient(guarded.addresses[0], "shop", "s3cret") as shop:
         shop.telemetry(shop.producing("orders", "others"))
         assert guarded.clients.topics_with_producers() == {"orders"}
+
+
+def test_a_client_id_is_of_one_user(guarded: RocketmqServer) -> None:
+    """What another user does under the same client id isn't taken for its: it is shown no half by that."""
+    with RawClient(guarded.addresses[0], "reader", "other") as reader, RawClient(
+        guarded.addresses[0], "shop", "s3cret"
+    ) as shop:  # fmt: skip
+        reader.id = shop.id
+        reader.telemetry(reader.producing("orders"))
+        assert code(shop.send(message("orders", message_type="TRANSACTION"))) == 20000
+        assert guarded.clients.producers("orders", shop.id) == []
+        assert guarded.clients.topics_with_producers() == set()
+
+
+def test_a_question_is_answered_by_those_that_may(new_server: NewServer, engine: Engine) -> None:
+    """A user that may send to another topic doesn't answer for this one, whatever topic it names."""
+    pay = UserOptions("pay", send=("paid",))
+    server = new_server(Settings(immunity=0, check_interval=0.3), users={"pay": pay, "shop": SHOP})
+    with RawClient(server.addresses[0], "pay", "pay") as raw, RawClient(
+        server.addresses[0], "shop", "s3cret"
+    ) as shop:  # fmt: skip
+        stream = raw.telemetry(raw.producing("paid"))
+        transaction = raw.send(message("paid", message_type="TRANSACTION"))["entries"][0]["transaction_id"]
+        assert stream.get() is not None
+        assert code(shop.end("orders", transaction, "COMMIT")) == 40008
+        assert code(raw.end("paid", transaction, "ROLLBACK")) == 20000
+    with engine.connect() as connection:
+        assert connection.execute(sql("SELECT resolution FROM outbox.op_message")).scalars().all() == ["rollback"]
+
+
+def test_a_recall_is_of_the_topic_that_is_named(new_server: NewServer, engine: Engine) -> None:
+    """A handle has no secret; one that names another topic than its message's recalls nothing."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+    server = new_server(users={"pay": UserOptions("pay", send=("paid",)), "shop": SHOP})
+    with RawClient(server.addresses[0], "pay", "pay") as raw, RawClient(
+        server.addresses[0], "shop", "s3cret"
+    ) as shop:  # fmt: skip
+        assert code(raw.send(message("paid", delivery_timestamp=at))) == 20000
+        with engine.connect() as connection:
+            id_ = connection.execute(sql("SELECT id FROM outbox.half_message WHERE topic = 'paid'")).scalar_one()
+        for handle in (recall_handle("orders", id_), recall_handle("orders", "x")):  # type: ignore[arg-type]
+            refused = shop.call("RecallMessage", {"topic": {"name": "orders"}, "recall_handle": handle})
+            assert (code(refused), text(refused).startswith("recall")) == (50001, True)
+    with engine.connect() as connection:
+        assert not connection.execute(
+            sql("SELECT count(*) FROM outbox.op_message WHERE resolution = 'rollback'")
+        ).scalar_one()
 
 
 # --- the file ----------------------------------------------------------------------------------------------------

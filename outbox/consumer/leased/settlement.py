@@ -137,6 +137,13 @@ def renew(connection: Connection, schema: str, leases: Sequence[MessageLease], s
     return {id_ for (id_,) in rows}
 
 
+def give_back(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> None:
+    """Have messages of one group and topic due again as they were: no client has seen them, so it was no attempt."""
+    if leases:
+        of = {"group": leases[0].group, "topic": leases[0].topic}
+        execute(connection, sql.give_back(schema, **of, **_columns(leases)))
+
+
 def fail(
     connection: Connection,
     of_group: Subscription,

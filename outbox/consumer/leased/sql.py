@@ -124,6 +124,15 @@ UPDATE {{s}}.consumer_message m SET next_attempt_at = {_UNTIL}
 RETURNING message_id
 """)
 
+#: Have messages due again that were taken for a client that is gone: nothing was tried.
+give_back: Template = Template(f"""
+UPDATE {{s}}.consumer_message m
+   SET status = 'failed', next_attempt_at = clock_timestamp(), taken_by = NULL, take_id = NULL,
+       changed_at = clock_timestamp()
+  FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+ WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = l.id AND {_HELD}
+""")
+
 #: Lock a message under a lease that hasn't ended. Rows: ``(attempts, order key, body digest, passage, queue,
 #: position)`` or none.
 lock: Template = Template(f"""

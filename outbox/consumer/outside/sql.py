@@ -53,7 +53,7 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
        position = CASE WHEN c.passage < excluded.passage THEN excluded.position ELSE c.position END,
        passage = greatest(c.passage, excluded.passage),
        body_digest = coalesce(excluded.body_digest, c.body_digest), last_error = NULL, error_kind = NULL,
-       order_key = NULL, turn = NULL, follows = false,
+       order_key = NULL, turn = NULL, follows = false, taken_by = NULL, take_id = NULL,
        discarded_at = NULL, quarantined_by = NULL, quarantined_from = NULL, changed_at = clock_timestamp()
  WHERE c.status <> 'consumed' OR c.passage < excluded.passage
 """)
