@@ -18,15 +18,15 @@ _HEAD = """\
 
 What RocketMQ's own clients see of our server, check by check, beside what they see of RocketMQ 5.5.0. The clients are
 the official ones, unmodified: Python 5.1.2, Node 1.0.8, Java 5.2.0 and Go 5.1.4; *raw* is a client of the tests, which
-sends what they never send. The suite runs each check with each of its clients: against ours with each push, but for
-the long ones, which are of the night; against a real one by hand.
+sends what they never send. The suite runs each check with each of its clients: against ours those of *raw* and what
+the others mainly do with each push, and all by night (`OUTBOX_TEST_EFFORT=10`); against a real one by hand.
 
 Where *ours* is empty, it answers as the real one. Where it isn't, the difference is wanted, and *why* says what for.
 
 """
 _TAIL = """
 The numbers up to 75 are those of a list that was made before the first line of the server; from 101 on come those that
-were met on the way. `python -m pytest tests/rocketmq/conformance -k 27-java` runs one of them, and with
+were met on the way. `OUTBOX_TEST_EFFORT=10 python -m pytest tests/rocketmq/conformance -k 27-java` runs one of them, and with
 `OUTBOX_TEST_ROCKETMQ=HOST:PORT` before it against a real RocketMQ. Which topics and groups that one must have,
 `python -m tests.rocketmq.conformance.servers` prints; `python -m tests.rocketmq.conformance.table` makes this page.
 """
