@@ -26,8 +26,8 @@ Where *ours* is empty, it answers as the real one. Where it isn't, the differenc
 """
 _TAIL = """
 The numbers up to 75 are those of a list that was made before the first line of the server; from 101 on come those that
-were met on the way. `OUTBOX_TEST_EFFORT=10 python -m pytest tests/rocketmq/conformance -k 27-java` runs one of them, and with
-`OUTBOX_TEST_ROCKETMQ=HOST:PORT` before it against a real RocketMQ. Which topics and groups that one must have,
+were met on the way. One of them runs by `OUTBOX_TEST_EFFORT=10 python -m pytest tests/rocketmq/conformance -k 27-java`,
+and with `OUTBOX_TEST_ROCKETMQ=HOST:PORT` before it against a real RocketMQ. Which topics and groups that one must have,
 `python -m tests.rocketmq.conformance.servers` prints; `python -m tests.rocketmq.conformance.table` makes this page.
 """
 

@@ -17,8 +17,8 @@ from tests.rocketmq.conformance.suite import Check
 _OURS_HAS = frozenset({"", "auth", "norecall", "tables"})
 #: From this effort on, as in the night, all checks run; and always against a real one.
 _NIGHT = 10
-#: What the official clients do in each run: send, commit, be asked, receive, be pushed to. Their other checks are of the
-#: night: the clients have deadlines of three seconds, which a machine that does other things misses.
+#: What the official clients do in each run: send, commit, be asked, receive, be pushed to. Their other checks are of
+#: the night: the clients have deadlines of three seconds, which a machine that does other things misses.
 _ALWAYS = frozenset({11, 35, 37, 51, 63})
 
 
