@@ -17,7 +17,7 @@ from outbox.worker import Worker
 from tests.kit import wait_until
 from tests.kit.processes import ROOT
 from tests.kit.programs import lacks
-from tests.rocketmq.conformance.bridge import command, is_without
+from tests.rocketmq.conformance.bridge import command, is_built, is_without
 from tests.rocketmq.conftest import NewServer
 
 _EXAMPLES = ROOT / "examples" / "rocketmq"
@@ -42,7 +42,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         if shutil.which(needed) is None:
             lacks(needed, "apt-get install openjdk-17-jdk-headless maven")
     project = shutil.copytree(_EXAMPLES / "java", folder / "project")
-    if subprocess.run(["mvn", "-q", "-B", "package"], cwd=project, check=False, stdin=subprocess.DEVNULL).returncode:
+    if not is_built(["mvn", "-q", "-B", "package"], project):
         is_without("Java's client of RocketMQ", "Maven couldn't fetch it; let it reach Maven Central once")
     classes = f"{project}/target/classes:{project}/target/lib/*"
     return ["java", "-XX:TieredStopAtLevel=1", f"-Duser.home={folder}", "-cp", classes]

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -53,6 +54,13 @@ def _node(_: Path) -> list[str]:
     return ["node", str(CLIENTS / "client.js")]
 
 
+def is_built(words: list[str], folder: Path) -> bool:
+    """Tell whether a client could be built; not where its registry answers nothing for long."""
+    with suppress(subprocess.TimeoutExpired):
+        return not subprocess.run(words, cwd=folder, check=False, stdin=subprocess.DEVNULL, timeout=240).returncode
+    return False
+
+
 def is_without(what: str, mend: str) -> NoReturn:
     """End the test: a client can't be had here, where its registry isn't in reach.
 
@@ -84,10 +92,8 @@ def _go(folder: Path) -> list[str]:
     if shutil.which("go") is None:
         is_without("go", "install Go 1.25 from https://go.dev/dl")
     program = folder / "goclient"
-    if not program.exists():
-        built = subprocess.run(["go", "build", "-o", str(program), "."], cwd=CLIENTS / "go", check=False)
-        if built.returncode:
-            is_without("Go's client of RocketMQ", "Go couldn't build it; let it reach its module proxy once")
+    if not program.exists() and not is_built(["go", "build", "-o", str(program), "."], CLIENTS / "go"):
+        is_without("Go's client of RocketMQ", "Go couldn't build it; let it reach its module proxy once")
     return [str(program)]
 
 
