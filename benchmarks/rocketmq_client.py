@@ -38,14 +38,14 @@ _TOPIC, _OF_TRANSACTIONS = "bench", "bench-tx"
 _DEADLINE = 600.0
 
 
-class _Committing(TransactionChecker):  # type: ignore[misc]
+class _Committing(TransactionChecker):  # type: ignore[misc]  # the client has no types
     def check(self, message: Any) -> Any:
         """Commit whatever is asked about."""
         del message
         return TransactionResolution.COMMIT
 
 
-class _Counting(MessageListener):  # type: ignore[misc]
+class _Counting(MessageListener):  # type: ignore[misc]  # the client has no types
     def __init__(self, wanted: int) -> None:
         self.seen: set[str] = set()
         self.done = threading.Event()

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _consumer(address: str, topic: str, group: str) -> Any:
-    from rocketmq import (  # noqa: PLC0415 - only with this in between
+    from rocketmq import (  # noqa: PLC0415 - the demo runs without this client
         ClientConfiguration,
         Credentials,
         FilterExpression,

@@ -17,7 +17,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from outbox.app import Outbox
     from outbox.message.topic import Topic
     from outbox.worker import Worker
+    from outbox.worker.supervisor import SupervisedWorker
 
 
 class LogLevel(enum.StrEnum):
@@ -195,15 +196,13 @@ def _worker_of(choices: WorkerChoices) -> Worker:
     return Worker(*outboxes, roles=names)
 
 
-def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
-    """Be one of several worker processes, until its end."""
-    from outbox.worker.supervisor import SupervisedWorker  # noqa: PLC0415 - needed by this command alone
+def be_supervised(link: Connection, run: Callable[[SupervisedWorker], int]) -> NoReturn:
+    """Be one of several processes, until its end: what can't begin is told to the supervisor."""
+    from outbox.worker.supervisor import SupervisedWorker  # noqa: PLC0415 - needed by several processes alone
 
     supervised = SupervisedWorker(link)
     try:
-        worker = _worker_of(choices)
-        with observed(worker, choices.http, number - 1):
-            code = supervised.run(worker)
+        code = run(supervised)
     except Exception as error:
         failure = as_failure(error)
         if failure is None:
@@ -211,6 +210,17 @@ def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
         supervised.tell(str(failure))
         code = failure.code
     sys.exit(code)
+
+
+def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
+    """Be one of several worker processes, until its end."""
+
+    def run(supervised: SupervisedWorker) -> int:
+        worker = _worker_of(choices)
+        with observed(worker, choices.http, number - 1):
+            return supervised.run(worker)
+
+    be_supervised(link, run)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import urllib.request
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +15,13 @@ import typer
 import outbox
 from outbox.cli.database import DatabaseOptions
 from outbox.cli.options import command
-from outbox.cli.output import Code, Failure, Output, OutputOption, as_failure, needing, print_as, say, table
+from outbox.cli.output import Code, Failure, Output, OutputOption, needing, print_as, say, table
 from outbox.cli.processes import (
     LogFormatOption,
     LogLevel,
     LogLevelOption,
     address,
+    be_supervised,
     bound,
     load_all,
     observed,
@@ -32,6 +32,7 @@ from outbox.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
     from outbox.rocketmq.server import RocketmqServer
+    from outbox.worker.supervisor import SupervisedWorker
 
 app: typer.Typer = typer.Typer(
     name="rocketmq",
@@ -137,20 +138,13 @@ def _more(server: RocketmqServer) -> dict[str, Any]:
 
 def _work(choices: ServeChoices, number: int, link: Connection) -> None:
     """Be one of several processes of the server, until its end."""
-    from outbox.worker.supervisor import SupervisedWorker  # noqa: PLC0415 - needed by this command alone
 
-    supervised = SupervisedWorker(link)
-    try:
+    def run(supervised: SupervisedWorker) -> int:
         server = _server_of(choices)
         with observed(server, choices.options.http, number - 1, _more(server)):
-            code = supervised.run(server)
-    except Exception as error:
-        failure = as_failure(error)
-        if failure is None:
-            raise
-        supervised.tell(str(failure))
-        code = failure.code
-    sys.exit(code)
+            return supervised.run(server)
+
+    be_supervised(link, run)
 
 
 @command(app, "clients")

@@ -47,7 +47,7 @@ _MARGIN, _MARGIN_UNASKED = 0.5, 1.5
 _TAKES = 4
 _ACKS_GATHER = 0.005
 _SQL = WIRE.enums["FilterType"]["SQL"]
-#: Clients that give a failed message back at once, whatever they were told: Node's calls itself so, or HTTP.
+#: Clients that give a failed message back at once, against the server's delays: Node's calls itself so, or HTTP.
 _IMPATIENT = frozenset({"HTTP", "NODE_JS"})
 _FORGET_TAKERS = 1_000
 _EXPIRED = "receipt handle is expired"

@@ -179,7 +179,7 @@ def status_of(code: WireCode, text: str = "") -> Any:
 
 
 def millis(span: Any) -> int:
-    """Return the milliseconds of a Timestamp or Duration; whatever a client has put into it, also none of the two."""
+    """Return the milliseconds of a Timestamp or Duration, of any that a client can put into it."""
     return int(span.seconds * 1000 + span.nanos // 1_000_000)
 
 

@@ -221,11 +221,14 @@ def test_a_message_that_is_never_settled_is_parked(bench: Bench) -> None:
     assert len(errors) == 2
 
 
-def test_the_callback_hears_of_what_was_parked(bench: Bench) -> None:
+def test_the_callback_hears_of_what_was_parked(any_bench: Bench) -> None:
     """The callback hears of what was parked."""
+    bench = any_bench
     app = Outbox(bench.consumer, settings=bench.settings)
     app.on_parked("t")(lambda letter, session: None)
-    group = app.leased("t", group="g", retry_delays=(60.0,))
+    group = app.leased(
+        "t", group="g", retry_delays=(60.0,), source=None if bench.producer is bench.consumer else bench.producer
+    )
     bench.send("a", "b")
     one, other = group.take(2)
     one.fail("no use", park=True)
@@ -235,6 +238,8 @@ def test_the_callback_hears_of_what_was_parked(bench: Bench) -> None:
     assert group.take() == []
     notices = bench.rows("SELECT headers ->> 'outbox-notice' FROM outbox.half_message WHERE topic LIKE 'outbox.%'")
     assert sorted(json.loads(each)["reason"] for each in notices) == ["no use", sql.LAPSED]
+    bodies_told = bench.rows("SELECT convert_from(body, 'UTF8') FROM outbox.half_message WHERE topic LIKE 'outbox.%'")
+    assert sorted(bodies_told) == ["a", "b"]
 
 
 def test_a_key_is_held_by_what_is_taken_of_it(any_bench: Bench) -> None:

@@ -13,7 +13,7 @@ from outbox.database.execute import Template
 from outbox.database.sql import TIMED
 
 _UNTIL = "clock_timestamp() + make_interval(secs => %(invisible)s)"
-# Drawn, not counted: whatever becomes of a row (a retry by an operator, a reset), no older handle fits a later lease.
+# Drawn, not counted: after an operator's retry or reset of a row, too, no older handle fits a later lease.
 _NUMBER = "(random() * 9007199254740991)::bigint"
 
 #: What the inbox says of an attempt whose client didn't settle its message.

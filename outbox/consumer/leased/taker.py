@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outbox.calling.callback import parked_callback
 from outbox.consumer import key_order
 from outbox.consumer import sql as consumer_sql
 from outbox.consumer.consumer import Consumer, QueueConsumer
@@ -120,16 +121,21 @@ class Taker(Consumer):
         due = sql.take_due(settings.schema, **pair, **named, limit=most, error=sql.LAPSED)
         with begin(connection):
             _, rows = execute(connection, plan_by_index(), due)
-            left = [row for row in rows if not (row[9] and self._ends_lapsed(connection, row))]
+            left = [row for row in rows if not (row[9] and self._ends_lapsed(connection, source, row))]
         return self._found(connection, source, left)
 
-    def _ends_lapsed(self, connection: Connection, row: Row) -> bool:
+    def _ends_lapsed(self, connection: Connection, source: Connection, row: Row) -> bool:
         """Write down that a lease has lapsed, which was an attempt; True if it was the last one of its message."""
         settings, subscription = self._settings, self.subscription
         lease, attempts, client, key = self._lease_of(row), row[3], row[10], row[11]
         failure = HandlerFailure(sql.LAPSED, kind=sql.LAPSED, delay=0.0)
         if attempts > len(subscription.retry_delays) and subscription.on_exhausted != "block":
-            record(connection, subscription, settings, lease, failure, attempts=attempts, key=key, worker=client)
+            found: list[Row] = []
+            if parked_callback(subscription) is not None:  # which gets the body, also where its source is elsewhere
+                (found,) = read_source(source, consumer_sql.message_by_id(settings.schema, id=row[0], **EVERYTHING))
+            message = to_entry(found[0], subscription, lease.queue).message if found else None
+            facts = {"key": key, "worker": client, "message": message}
+            record(connection, subscription, settings, lease, failure, attempts=attempts, **facts)
             return True
         of = subscription.queue(settings.schema, lease.queue)
         error, kind = failure.error, failure.kind

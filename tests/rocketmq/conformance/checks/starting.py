@@ -166,7 +166,7 @@ def _(c: CheckRun) -> None:
 ROUTE = Check(
     8,
     "the endpoint in a route",
-    "its own, whatever was asked for (local mode)",
+    "its own, not the one that was asked for (local mode)",
     "the one that the client asked for",
     "so a client behind any forwarded port, name or TLS setting comes back by the way it came",
     topic="NORMAL",
