@@ -91,11 +91,9 @@ def test_a_poll_is_woken(raw: RawClient, engine: Engine) -> None:
     thread = threading.Thread(target=lambda: got.append(raw.receive("orders", "mail", long_polling_timeout="20s")))
     thread.start()
     time.sleep(1)
-    began = time.monotonic()
     store(raw, engine, b"1")
     thread.join()
     assert list(bodies(got[0][1])) == [b"1"]
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.usefixtures("impatient")

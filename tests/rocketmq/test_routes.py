@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import grpc
@@ -157,11 +156,9 @@ def test_the_server_ends_in_good_order(rocketmq: RocketmqServer, raw: RawClient)
     stream = raw.telemetry(raw.producing("orders"))
     assert rocketmq.is_ready()
     assert rocketmq.is_alive()
-    began = time.monotonic()
     rocketmq.stop()
     assert stream.get() is None
     assert stream.failure is None
-    assert time.monotonic() - began < 30
     assert not rocketmq.is_ready()
     with pytest.raises(grpc.RpcError):
         raw.call("Heartbeat", {}, timeout=2)

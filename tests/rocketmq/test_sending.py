@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import json
-import threading
 import time
 import zlib
 from typing import Any
@@ -17,7 +17,9 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Message, Outbox, Settings
 from outbox.rocketmq import sending
 from outbox.rocketmq.mapping import half_ids
+from outbox.rocketmq.options import RocketmqOptions
 from outbox.rocketmq.server import RocketmqServer
+from outbox.rocketmq.tables import Tables
 from outbox.telemetry.events import ClientCallFailed
 from outbox.testing import drain
 from tests.kit.passes import dispatch_all
@@ -97,22 +99,24 @@ def test_a_batch_has_an_entry_each(raw: RawClient, engine: Engine) -> None:
         assert [bytes(body) for (body,) in rows] == [b"1", b"2", b"3"]
 
 
-def test_what_comes_together_is_one_transaction(
-    raw: RawClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages that come within the same moment commit together, and each is answered after that."""
-    monkeypatch.setattr(sending, "_GATHER", 0.3)
-    answers: list[int] = []
-    threads = [threading.Thread(target=lambda: answers.append(code(raw.send(message("orders"))))) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [20000] * 20
+def test_what_comes_together_is_one_transaction(engine: Engine) -> None:
+    """Messages that wait in the same moment commit together, and each is answered after that."""
+    tables = Tables(Outbox(engine, settings=Settings()), RocketmqOptions())
+    tables.declare(["orders"])
+    items = [sending.SendItem("orders", _parsed(message("orders")), 1, "sender") for _ in range(20)]
+
+    async def send_at_once() -> None:
+        commits = sending.SendCalls(tables, hand_over=lambda *_: None).commits
+        await asyncio.gather(*[commits.write([item]) for item in items])
+
+    try:
+        asyncio.run(send_at_once())
+    finally:
+        tables.end()
     with engine.connect() as connection:
         transactions = connection.execute(text("SELECT count(DISTINCT xid) FROM outbox.op_message")).scalar_one()
-    assert len(stored(engine)) == 20
-    assert transactions < 10
+    assert {each.id for each in stored(engine)} == {item.half_id for item in items}
+    assert (len(items), transactions) == (20, 1)
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
