@@ -2,16 +2,14 @@
 
 The columns of such a side are looked up, and its rows checked, first. The user chooses table, query and columns, so the
 statements are put together here: names are quoted, values bound, and a query is a subquery. What reads them is in a
-transaction that is read only. Both sides are digested by what reads their rows, in the same buckets.
+transaction that is read only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -21,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection
 
-from outbox.database.execute import UNAVAILABLE, Row, Statement, driver_of, execute, sqlstate
+from outbox.database.execute import UNAVAILABLE, Statement, driver_of, execute, sqlstate
 from outbox.errors import InvalidSettings, OutboxError, SourceError, SourceLost
-from outbox.reconcile.job import Access, Outcome, Pair, Part, Range, described, hidden
-from outbox.reconcile.plan import Digested
+from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
 from outbox.reconcile.rows import FOREIGN_ID, SCHEMAS, fixed_ids, within_calendar
-from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, connected, raise_bare, reaching
-from outbox.reconcile.sql import READ_IN_ONE_SNAPSHOT, Mixing, as_array
-from outbox.reconcile.tables import COLUMNS, NAMES, WITHDRAWN, ForeignTable, InboxState, ProducerState, TableColumn
+from outbox.reconcile.source import PostgresSide, Snapshot, connected, raise_bare, reaching
+from outbox.reconcile.sql import READ_IN_ONE_SNAPSHOT, as_array
+from outbox.reconcile.tables import COLUMNS, NAMES, ForeignTable, TableColumn
 from outbox.text import summary_of
 
 if TYPE_CHECKING:
@@ -404,6 +401,11 @@ class TableSide(PostgresSide):
         return FOREIGN[self.part]
 
     @property
+    def has_bodies(self) -> bool:
+        """Do its rows tell the digests of bodies?"""
+        return "digest" in self.table.declared.columns
+
+    @property
     def locks(self) -> Sequence[Statement]:
         """Nothing: a table that isn't ours is pruned by others, in ways of their own."""
         return ()
@@ -495,109 +497,3 @@ def _failure(error: psycopg.Error, access: Access, table: KnownTable) -> OutboxE
     if not state or UNAVAILABLE.match(state):
         return SourceLost(f"{described(access.url)}: {why}")
     return table.refused(f"{why} ({described(access.url)})")
-
-
-# --- digests of any two sides ----------------------------------------------------------------------------
-
-_SAMPLE = "SELECT r.id FROM ({rows}) r WHERE {one} %% %(step)s = 0"
-
-_NOW = "statement_timestamp()"
-_DISPATCHED, _CONSUMED = ProducerState.DISPATCHED.value, InboxState.CONSUMED.value
-_WITHDRAWN = "({})".format(", ".join(str(each.value) for each in WITHDRAWN))
-# What needn't be read: sent, meant for the group and left as it is; taken back; left out by the group.
-_PLAIN: Mapping[Part, Sequence[str]] = {
-    "producer": (
-        f"r.state = {_DISPATCHED} AND r.addressed AND NOT r.compensated AND r.torn = 0 AND r.at <= {_NOW}",
-        f"r.state IN {_WITHDRAWN} AND NOT r.compensated AND r.torn = 0",
-        f"r.state = {_DISPATCHED} AND NOT r.addressed AND NOT r.compensated AND r.torn = 0",
-    ),
-    "consumer": (
-        f"r.status = {_CONSUMED} AND r.effects IN (-1, 1)"
-        f" AND coalesce(greatest(r.received_at, r.changed_at) <= {_NOW}, true)",
-    ),
-}
-
-_DIGEST = """
-SELECT width_bucket(r.id, %(bounds)s::uuid[]), count(*), sum({mixed}) FILTER (WHERE {plain}){counts}
-  FROM ({rows}) r GROUP BY 1
-"""
-
-
-def sample(every: Statement, mixing: Mixing, step: int) -> Statement:
-    """Read about every ``step``-th id of the rows of a side, chosen by a hash. Rows: ``(id,)``, in no order."""
-    one = mixing.one.format(id="r.id")
-    return Statement(_SAMPLE.format(rows=every.sql, one=one), {**dict(every.values), "step": step})
-
-
-def digests(part: Part, every: Statement, bounds: Sequence[UUID], mixing: Mixing, *, bodies: bool) -> Statement:
-    """Digest the rows of a side, of ours or of a foreign one, by bucket; bucket n begins with the n-th of ``bounds``.
-
-    Rows: ``(bucket, rows, sum of hashes of the plain ones, plain ones, …)``; of the producer then also how many were
-    taken back and are left out by the group. With ``bodies`` the digests of bodies are in the hashes. A sum and no
-    exclusive or: of rows that are there twice nothing would be left.
-    """
-    hashed = (mixing.two if bodies else mixing.one).format(id="r.id", digest="r.digest")
-    counts = "".join(f", count(*) FILTER (WHERE {plain})" for plain in _PLAIN[part])
-    sql = _DIGEST.format(mixed=hashed, plain=_PLAIN[part][0], counts=counts, rows=every.sql)
-    return Statement(sql, {**dict(every.values), "bounds": as_array(bounds)})
-
-
-@dataclass(frozen=True, slots=True)
-class SideDigester:
-    """Digests two sides in PostgreSQL, ours or foreign ones, whose ids lie in a range."""
-
-    snapshots: Snapshots
-    by_part: Mapping[Part, PostgresSide]
-    within: Range
-    mixing: Mixing
-
-    def _read(self, part: Part, statement: Statement) -> list[Row]:
-        snapshot = self.snapshots.of[part]
-        with reaching(snapshot.access):
-            return execute(snapshot.connection, statement)[0]
-
-    def points(self, part: Part, step: int) -> list[UUID]:
-        """Return about each ``step``-th id of a side, in order."""
-        statement = sample(self.by_part[part].statement([self.within]), self.mixing, step)
-        return sorted(id_ for (id_,) in self._read(part, statement))
-
-    def digest(self, buckets: Sequence[Range], horizon: bytes | None) -> Digested:
-        """Digest both sides by bucket; ``horizon`` is the id below which the producer may have pruned."""
-        bounds = [bucket.first for bucket in buckets]
-        tables = [side.table.declared for side in self.by_part.values() if isinstance(side, TableSide)]
-        bodies = all("digest" in table.columns for table in tables)
-
-        def digest(part: Part) -> dict[int, Row]:
-            every = self.by_part[part].statement([self.within])
-            statement = digests(part, every, bounds, self.mixing, bodies=bodies)
-            return {row[0]: row[1:] for row in self._read(part, statement)}
-
-        with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
-            ours = pool.submit(digest, "producer")
-            theirs = digest("consumer")
-            sent = ours.result()
-        result = Digested([], [])
-        for number, bucket in enumerate(buckets, 1):
-            of_producer, of_consumer = sent.get(number, _NOTHING_SENT), theirs.get(number, _NOTHING_KNOWN)
-            pruned = horizon is not None and bucket.end is not None and bucket.end.bytes <= horizon
-            result.add(
-                bucket, _clean(of_producer, of_consumer, pruned=pruned), int(of_producer[0]) + int(of_consumer[0])
-            )
-        return result
-
-
-_NOTHING_SENT: Row = (0, None, 0, 0, 0)
-_NOTHING_KNOWN: Row = (0, None, 0)
-
-
-def _clean(of_producer: Row, of_consumer: Row, *, pruned: bool) -> Counter[Outcome] | None:
-    """Return the counts of a bucket by its digests (`digests`); None if it isn't clean."""
-    sent, sent_sum, plain, back, left_out = of_producer
-    known, known_sum, consumed = of_consumer
-    if not sent and pruned:
-        return +Counter({Outcome.UNJUDGED: int(known)})
-    agree = sent == plain + back + left_out and known == consumed == plain and (sent_sum or 0) == (known_sum or 0)
-    if not agree:
-        return None
-    counts = {Outcome.CONSUMED: int(plain), Outcome.ROLLED_BACK: int(back), Outcome.LEFT_OUT: int(left_out)}
-    return +Counter(counts)

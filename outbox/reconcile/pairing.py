@@ -27,9 +27,10 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import execute
 from outbox.reconcile import plan, sql
-from outbox.reconcile.foreign import SideDigester, TableSide, table_side
+from outbox.reconcile.digest import Digested, ProducerDigests, SideDigester, digested, mixing_of, united
+from outbox.reconcile.foreign import TableSide, table_side
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
-from outbox.reconcile.plan import Digested, PairDigester, ProducerDigests, digested, mixing_of, narrowed, united
+from outbox.reconcile.plan import PairDigester, narrowed
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import (
     FINDING,
@@ -474,7 +475,7 @@ class Pairing:
         began, comparison = time.monotonic(), self._comparison()
         strategy = self.strategy(comparison)
         digests, clean = self.digests(comparison, strategy), list[settling.SettledRange]()
-        if digests.buckets and digests.spares(len(strategy.gaps)):
+        if digests.buckets and plan.spares(digests, len(strategy.gaps)):
             self.because(f"{digests}: only they are read")
             clean, tasks = digests.clean, plan.few_tasks(plan.joined(digests.differing))
         else:
@@ -592,7 +593,7 @@ class Pairing:
         if strategy.digesting is None or not strategy.digesting.pays:
             if strategy.sample is not None:
                 self.because("digests wouldn't pay: everything is read")
-            return Digested([], [])
+            return Digested()
         with timed(self.seconds, "digest"):
             bucket = strategy.digesting.size if strategy.sample else None
             of_producer = self.common.digests(self.snapshots, self.pair, bucket)
@@ -641,17 +642,18 @@ class ForeignPairing(Pairing):
     def digests(self, comparison: Comparison, strategy: Strategy) -> Digested:
         """Digest both sides by what reads their rows, in the same buckets."""
         if strategy.tier is not Tier.DIGEST:
-            return Digested([], [])
+            return Digested()
         with timed(self.seconds, "digest"):
             self.progress.stage(f"{self.pair}: digests", None)
             buckets = plan.cut(strategy.gaps, strategy.points or ())
-            return self._side_digester(comparison).digest(buckets, comparison.rules.horizon)
+            raw = comparison.rules.horizon
+            return self._side_digester(comparison).digest(buckets, None if raw is None else UUID(bytes=raw))
 
     def _side_digester(self, comparison: Comparison) -> SideDigester:
         both = (comparison.producer, comparison.consumer)
         by_part = {side.part: side for side in both if isinstance(side, PostgresSide)}
         mixing = PORTABLE if self.job.by_spark else mixing_of(self.snapshots)
-        return SideDigester(self.snapshots, by_part, self.job.window.range, replace(mixing, mix="sum"))
+        return SideDigester(self.snapshots, by_part, [self.job.window.range], replace(mixing, mix="sum"))
 
     def _rows(self, side: PostgresSide) -> int:
         snapshot = self.snapshots.of[side.part]

@@ -369,6 +369,11 @@ class PostgresSide:
         return SCHEMAS[self.part]
 
     @property
+    def has_bodies(self) -> bool:
+        """Do its rows tell the digests of bodies?"""
+        return True
+
+    @property
     def locks(self) -> Sequence[Statement]:
         """What keeps its rows where they are, while they are read."""
         return (sql.KEEP[self.part](self.access.schema),)

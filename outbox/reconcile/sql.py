@@ -134,6 +134,8 @@ SELECT {bucket}, count(*), count(*) FILTER (WHERE c.status = 'consumed' AND c.la
 
 _EFFECTS = "SELECT {bucket}, count(*), {mix}({one}) FROM {table} b WHERE {b.{column}} GROUP BY 1"
 
+_EFFECTS_OF = "SELECT DISTINCT b.{column} FROM {table} b WHERE b.{column} = ANY (%(ids)s::uuid[])"
+
 # Each with its id, and the digest of the body.
 _DIGESTS: dict[Part, list[tuple[str, str, str]]] = {
     "producer": [
@@ -253,6 +255,7 @@ SELECT set_config(name, value, true) FROM unnest(%(names)s::text[], %(values)s::
 #: For this transaction, has the rows of both sides read by joins whose time doesn't depend on the statistics. Without
 #: them, or with stale ones, the planner expects a handful of rows, and would go through a whole subquery for each.
 PLAN_FOR_ROWS = Statement("SELECT set_config('enable_nestloop', 'off', true)")
+PLAN_AS_EVER = Statement("SET LOCAL enable_nestloop TO DEFAULT")
 
 
 def settings(name: str, seconds: float) -> Statement:
@@ -380,6 +383,12 @@ def _digests(
         for template, id_, digest in _DIGESTS[part]
         if effect or template is not _EFFECTS
     ]
+
+
+def effects_of(effect: Effect, ids: Sequence[UUID]) -> Statement:
+    """Read which of these ids a business table has. Rows: ``(id,)``."""
+    table, column = effect.quoted
+    return Statement(_EFFECTS_OF.format(table=table, column=column), {"ids": as_array(ids)})
 
 
 def positions(schema: str, pair: Pair) -> list[Statement]:

@@ -146,6 +146,16 @@ in_sync = st.one_of(
     st.builds(Fate, state=st.just(ProducerState.ROLLED_BACK), status=st.just(NONE), tag=tags),
     st.builds(Fate, status=st.just(NONE), tag=st.just("other")),
 )
+#: Of another topic, whose group writes the same ledger.
+noise = st.builds(
+    Fate,
+    state=st.sampled_from([None, *ProducerState]),
+    status=st.sampled_from([NONE, CONSUMED]),
+    sends=st.integers(1, 2),
+    compensated=st.booleans(),
+    effects=st.integers(0, 2),
+    age=ages,
+)
 #: Mostly in sync, so that there are ranges to settle.
 rows = st.lists(st.one_of(*[in_sync] * 4, odd_fates, torn_fates), max_size=60)
 
@@ -155,6 +165,7 @@ class World:
     """A drawn world: its rows, which of them are older than the retention, and how it is cut, sampled and compared."""
 
     rows: list[Fate]
+    noise: list[Fate]
     old: int
     bucket: int
     pair: Pair
@@ -168,6 +179,7 @@ class World:
 worlds = st.builds(
     World,
     rows=rows,
+    noise=st.lists(noise, max_size=10),
     old=st.integers(0, 10),
     bucket=st.integers(1, 12),
     pair=st.builds(
@@ -344,6 +356,8 @@ def test_all_ways_agree_with_one_plain_query(village: Town, world: World) -> Non
     old = ids_at(Settings().retention + HOUR, min(world.old, len(world.rows)))
     ids = [*old, *ids_at(HOUR, len(world.rows) - len(old))]
     town.plant(world.rows, ids=ids)
+    beside = chance.sample(ids, min(len(world.noise), len(ids)))
+    town.plant(world.noise[: len(beside)], topic="noise", group="h", ids=[UUID(int=id_.int - 1) for id_ in beside])
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(plan, "RANGE", world.range_cost))
         if world.free_digests:  # several levels, down to ranges of one message

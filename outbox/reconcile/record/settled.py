@@ -114,25 +114,32 @@ SELECT EXISTS (
 """
 
 # All that became visible since the mark, whatever its age.
-WRITTEN_SINCE = """
+_OPS_SINCE = """
         SELECT half_id FROM {s}.op_message
          WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
-           AND NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
-         UNION ALL
+           AND NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)"""
+_MESSAGES_SINCE = """
         SELECT m.half_id
           FROM unnest(%(queues)s::int[], %(positions)s::int8[]) AS q (queue, position)
          CROSS JOIN LATERAL (SELECT half_id FROM {s}.message m
                               WHERE m.topic = %(topic)s AND m.queue = q.queue AND m.position > q.position OFFSET 0) m
 """
+WRITTEN_SINCE = f"{_OPS_SINCE}\n         UNION ALL{_MESSAGES_SINCE}"
 
-# And what waits for a decision, or was compensated; by bucket.
+# And what waits for a decision, or was compensated; by bucket. What has a half of another topic touches no range of
+# this one; most of what is new lies behind all ranges, and its half isn't looked up.
 _TOUCHED_AT_PRODUCER = f"""
 SELECT DISTINCT width_bucket(half_id, %(bounds)s::uuid[])
-  FROM ({WRITTEN_SINCE}
+  FROM ({_MESSAGES_SINCE}
          UNION ALL
-        SELECT half_id FROM {{s}}.half_check
-         UNION ALL
-        SELECT half_id FROM {{s}}.compensation) t
+        SELECT t.half_id
+          FROM ({_OPS_SINCE}
+                 UNION ALL
+                SELECT half_id FROM {{s}}.half_check
+                 UNION ALL
+                SELECT half_id FROM {{s}}.compensation) t
+          LEFT JOIN {{s}}.half_message h ON h.id = t.half_id
+         WHERE t.half_id < %(last)s AND (h.id IS NULL OR h.topic = %(topic)s)) w
 """
 
 _TOUCHED_AT_CONSUMER = f"SELECT DISTINCT width_bucket(message_id, %(bounds)s::uuid[]) FROM ({open_rows('true')}) t"
@@ -275,10 +282,10 @@ def lookups(
 
     Range n begins with the n-th of ``bounds``. Rows: ``(n,)``; 0 is before the first.
     """
-    since, numbered = written_since(before, now), as_array(bounds)
+    since, numbered, last = written_since(before, now), as_array(bounds), bounds[-1]
     producer, consumer = snapshots.producer, snapshots.consumer
     return (
-        (producer, pair_statement(_TOUCHED_AT_PRODUCER, producer.access, pair, bounds=numbered, **since)),
+        (producer, pair_statement(_TOUCHED_AT_PRODUCER, producer.access, pair, bounds=numbered, last=last, **since)),
         (consumer, pair_statement(_TOUCHED_AT_CONSUMER, consumer.access, pair, bounds=numbered)),
     )
 
