@@ -18,10 +18,9 @@ from benchmarks.reconcile_arms import AT_END, Found, Place, opened
 from benchmarks.reconcile_fill import GROUP, TOPIC
 from outbox import Settings
 from outbox.reconcile import plan
-from outbox.reconcile.digest import ProducerDigests, digested, mixing_of
+from outbox.reconcile.digest import PairDigester, ProducerDigests, digested, mixing_of
 from outbox.reconcile.job import FIRST_ID, Access, Job, Pair, Range
 from outbox.reconcile.pairing import LocalEngine, rules_of, sources
-from outbox.reconcile.plan import PairDigester
 from outbox.reconcile.rows import Comparison
 from outbox.reconcile.source import snapshots_of
 

@@ -40,8 +40,8 @@ T = TypeVar("T")
 #: A duration as a number of seconds. A text may have units: ``90s``, ``1h30m``, ``7d``.
 Seconds = Annotated[float, "seconds"]
 
-_UNITS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII)
+_UNITS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[wdhms]))+", re.ASCII)
 _PLAIN = frozenset({bool, int, float, str})
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -379,7 +379,7 @@ def seconds_of(text: str) -> float:
     """Return the seconds that a number is, or a `DURATION` such as ``1h30m``."""
     if not DURATION.fullmatch(text):
         return float(text)
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([wdhms])", text))
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)(ms|[wdhms])", text))
 
 
 def _is_finite(value: Any) -> bool:
@@ -395,7 +395,7 @@ def _is(kind: type) -> Callable[[Any], bool]:
     return lambda value: type(value) is kind
 
 
-_A_DURATION = "a duration: 0 seconds or more, or a text such as '90s', '1h30m' or '7d'"
+_A_DURATION = "a duration: 0 seconds or more, or a text such as '250ms', '1h30m' or '7d'"
 _A_TIME = "a time with a zone, such as 2026-03-01T00:00:00+01:00"
 _AN_ID = "an id, such as 01975a5e-0c6f-7a3e-8000-5d0e6f0c1a2b"
 _SCALARS: Mapping[Any, _Scalar] = {

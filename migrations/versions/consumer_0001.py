@@ -133,8 +133,8 @@ UPGRADE = (
             WHEN length(receive.consumer_group) > 120 THEN concat('group ''', left(receive.consumer_group, 40), '''',
                 chr(CASE getdatabaseencoding() WHEN 'UTF8' THEN 8230 ELSE 46 END), ' has ',
                 length(receive.consumer_group), ' characters; at most 120 are allowed')
-            WHEN receive.consumer_group COLLATE "C" ~ ('[^|a-zA-Z0-9_' || chr(37) || '-]') THEN concat('group ''',
-                receive.consumer_group, ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ -')
+            WHEN receive.consumer_group COLLATE "C" ~ ('[^|a-zA-Z0-9_.' || chr(37) || '-]') THEN concat('group ''',
+                receive.consumer_group, ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ - .')
         END;
         IF said IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = 'OX001', MESSAGE = said; END IF;
         SELECT r.passage, r.position INTO passage_now, began FROM {s}.consumer_passage r

@@ -191,8 +191,8 @@ UPGRADE = (
             WHEN coalesce(producer_group, '') = '' THEN 'group is empty'
             WHEN length(producer_group) > 120 THEN concat('group ''', left(producer_group, 40), '''', more, ' has ',
                 length(producer_group), ' characters; at most 120 are allowed')
-            WHEN producer_group COLLATE "C" ~ ('[^|a-zA-Z0-9_' || chr(37) || '-]') THEN concat('group ''',
-                producer_group, ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ -')
+            WHEN producer_group COLLATE "C" ~ ('[^|a-zA-Z0-9_.' || chr(37) || '-]') THEN concat('group ''',
+                producer_group, ''' may only have the characters ', chr(37), ' | a-z A-Z 0-9 _ - .')
             WHEN deliver_at IS NOT NULL AND delay IS NOT NULL THEN 'deliver_at and delay exclude each other; give one'
             WHEN NOT (deliver_at >= {_FIRST} AND deliver_at < {_LAST})
                 THEN concat('deliver_at ', deliver_at, ' is out of range in UTC')

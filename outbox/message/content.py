@@ -70,7 +70,7 @@ OPTION_HEADERS: frozenset[str] = frozenset(
 #: What the names of topics and of groups consist of, as a regular expression.
 TOPIC_PATTERN = r"^[%|a-zA-Z0-9_./-]+$"
 FEED_PATTERN = r"^[%|a-zA-Z0-9_./-]+(@[0-9]+)?$"
-GROUP_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
+GROUP_PATTERN = r"^[%|a-zA-Z0-9_.-]+$"
 # RFC 9110: a token, a slash, a token; then parameters.
 _CONTENT_TYPE = re.compile(r"[\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+ *(;[ -~]*)?", re.ASCII)
 _SYSTEM_NAMES = frozenset({"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest"})
@@ -117,7 +117,7 @@ _check_topic_once = lru_cache(maxsize=1000)(_check_topic)
 
 def check_group(group: object) -> str:
     """Return the name of a producer or consumer group if it is one (at most 120 characters)."""
-    return _check_name("group", group, MAX_GROUP, GROUP_PATTERN, "% | a-z A-Z 0-9 _ -")
+    return _check_name("group", group, MAX_GROUP, GROUP_PATTERN, "% | a-z A-Z 0-9 _ - .")
 
 
 def _check_name(what: str, name: object, longest: int, pattern: str, characters: str) -> str:

@@ -19,57 +19,13 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from outbox.database.execute import Row, Statement, execute
-from outbox.reconcile import sql
+from outbox.reconcile import plan, sql
 from outbox.reconcile.job import Outcome, Pair, Part, Range
+from outbox.reconcile.plan import Digested
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, reaching
 from outbox.reconcile.tables import WITHDRAWN, InboxState, ProducerState
 
 _FAST_SINCE = 14  # bit_xor, hash_record_extended
-
-
-@dataclass(slots=True)
-class Digested:
-    """Ranges, sorted into clean ones with their counts, and others with the number of their rows on both sides.
-
-    ``doubted`` of them looked different table by table, of which ``excused`` are clean by the judge's rows.
-    """
-
-    clean: list[tuple[Range, Counter[Outcome]]] = field(default_factory=list)
-    differing: list[tuple[Range, int]] = field(default_factory=list)
-    doubted: int = 0
-    excused: int = 0
-
-    def add(self, bucket: Range, counts: Counter[Outcome] | None, rows: int) -> None:
-        """Add a range with the counts of its messages, if it is clean, or None; ``rows`` are those of both sides."""
-        if counts is None:
-            self.differing.append((bucket, rows))
-        else:
-            self.clean.append((bucket, counts))
-
-    @property
-    def buckets(self) -> int:
-        """How many ranges were digested."""
-        return len(self.clean) + len(self.differing)
-
-    @property
-    def rows(self) -> int:
-        """How many rows of the producer's topic and the inbox are in all ranges, about."""
-        return self.rows_differing + 2 * sum(counts.total() for _, counts in self.clean)
-
-    @property
-    def rows_differing(self) -> int:
-        """How many of them are in ranges that differ."""
-        return sum(rows for _, rows in self.differing)
-
-    def __str__(self) -> str:
-        share = self.rows_differing / max(self.rows, 1)
-        said = f"{len(self.differing):,} of {self.buckets:,} ranges differ, with {share:.1%} of the rows"
-        if self.doubted:
-            said += (
-                f" ({self.doubted:,} looked different by what is of other topics, in a shared table, skipped, expired "
-                f"or sent again, and were digested joined: {self.excused:,} are in sync)"
-            )
-        return said
 
 
 @dataclass(slots=True)
@@ -156,8 +112,8 @@ def digested(snapshots: Snapshots, pair: Pair, of_producer: ProducerDigests, hor
         else:
             result.add(bucket, counts, tables.rows(number))
     if doubtful:
-        sides = {part: PostgresSide(each.access, part, pair) for part, each in snapshots.of.items()}
-        joined = SideDigester(snapshots, sides, united(doubtful), mixing).digest(doubtful, horizon)
+        by_part = {part: PostgresSide(each.access, part, pair) for part, each in snapshots.of.items()}
+        joined = SideDigester(snapshots, by_part, united(doubtful), mixing).digest(doubtful, horizon)
         result.clean = sorted([*result.clean, *joined.clean], key=itemgetter(0))
         result.differing = sorted([*result.differing, *joined.differing], key=itemgetter(0))
         result.doubted, result.excused = len(doubtful), len(joined.clean)
@@ -333,7 +289,7 @@ class SideDigester:
             number: _BucketDigests(*sent.get(number, _NOTHING_SENT), *theirs.get(number, _NOTHING_KNOWN))
             for number in range(1, len(buckets) + 1)
         }
-        touched = self._touched(buckets, [number for number, of_both in each.items() if of_both.must_look_up])
+        touched = self._touched(buckets, [number for number, of_both in each.items() if of_both.is_ambiguous])
         result = Digested()
         for number, bucket in enumerate(buckets, 1):
             of_both = each[number]
@@ -379,7 +335,7 @@ class _BucketDigests:
     strays: int
 
     @property
-    def must_look_up(self) -> bool:
+    def is_ambiguous(self) -> bool:
         """Is it clean, if no stray is of a message that the group was not to handle?"""
         return bool(self.strays and self.back + self.left_out and self.clean(is_pruned=False))
 
@@ -396,3 +352,23 @@ class _BucketDigests:
 
 _NOTHING_SENT: Row = (0, None, 0, 0, 0)
 _NOTHING_KNOWN: Row = (0, None, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PairDigester:
+    """Digests the outbox's own tables of one pair. ``horizon`` is the id below which the producer may have pruned."""
+
+    snapshots: Snapshots
+    pair: Pair
+    size: plan.Size
+    mixing: sql.Mixing
+    horizon: UUID
+
+    def points(self, ranges: Sequence[Range], rows: int) -> list[UUID]:
+        """Return ids, in order, that cut ranges into pieces of about so many rows of the larger side."""
+        return plan.points_of_ranges(self.snapshots, self.size, self.pair, ranges, rows)
+
+    def digest(self, ranges: Sequence[Range], pieces: Sequence[Range]) -> Digested:
+        """Digest the pieces of ranges in both databases."""
+        of_producer = ProducerDigests({self.pair.names: ranges}, [self.pair], pieces, self.mixing)
+        return digested(self.snapshots, self.pair, of_producer, self.horizon)

@@ -24,6 +24,7 @@ from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
+from outbox.reconcile.mends import BY_HAND, OF_FOREIGN
 from outbox.reconcile.tables import NAMES, ForeignTable, wrong_columns
 from outbox.schedule.recurrence import Recurrence
 from outbox.settings import Settings
@@ -125,49 +126,28 @@ class Outcome(enum.IntEnum):
         """Is it a difference?"""
         return self >= Outcome.TORN
 
-    def repair(self, policy: Mapping[Outcome, Repair]) -> Repair:
-        """Return what is done about it under a policy."""
-        return policy.get(self, self.repairs[0])
+    def repair(self, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()) -> Repair:
+        """Return what is done about it under a policy: nothing where the tables of a side are ``foreign``."""
+        return Repair.ALERT if foreign else policy.get(self, self.repairs[0])
 
-    @property
-    def by_hand(self) -> str:
-        """What a human does about it, where no repair is."""
-        return _BY_HAND[self]
+    def by_hand(self, foreign: Collection[str] = ()) -> str:
+        """Return what a human does about it; of sides whose tables are ``foreign`` our commands know nothing."""
+        part, of_foreign = OF_FOREIGN.get(self.label, ("", ""))
+        return of_foreign if part in foreign else BY_HAND[self.label]
 
-    def mend(self, policy: Mapping[Outcome, Repair]) -> str:
-        """Return what mends it under a policy: an action with ``--apply``, or what a human does."""
+    def mend(self, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()) -> str:
+        """Return what mends it under a policy: an action with ``--apply``, or what a human does.
+
+        Where the tables of a side are ``foreign`` nothing is applied.
+        """
+        if foreign:
+            return self.by_hand(foreign)
         action = self.repair(policy)
         if action is not Repair.ALERT:
             return f"--apply {action.does} ({self.label} = {action.value})"
         others = (repair for repair in self.repairs if repair is not Repair.ALERT)
-        return "; ".join([self.by_hand, *(f"the policy {self.label} = {each.value} {each.does}" for each in others)])
+        return "; ".join([self.by_hand(), *(f"the policy {self.label} = {each.value} {each.does}" for each in others)])
 
-
-_BY_HAND: Mapping[Outcome, str] = {
-    Outcome.TORN: "find out what writes or deletes rows of half_message, op_message and message behind the outbox; "
-    "put back from a backup what is gone, then reconcile again",
-    Outcome.CONSUMED_THOUGH_ROLLED_BACK: "undo its effect at the consumer, or do at the producer what was rolled back; "
-    "`outbox messages show ID` tells its story",
-    Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",
-    Outcome.LOST: "undo its effect at the consumer, or do at the producer once more what it has forgotten",
-    Outcome.PHANTOM: "see that both databases are the right ones and neither was restored to an earlier time; "
-    "then undo its effect at the consumer",
-    Outcome.DIGEST_MISMATCH: "find out what changed the body, and correct its effect at the consumer",
-    Outcome.NO_EFFECT: "make up for its effect at the consumer, or find out what took it away",
-    Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
-    Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
-    Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
-    Outcome.AHEAD_OF_CLOCK: "see that the times of a table that isn't ours are in UTC or have a time zone, and that no "
-    "server's clock was set back",
-    Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
-    Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
-    Outcome.MISSING: "send it once more: `outbox messages resend ID`",
-    Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
-    Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
-    Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
-    Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half commit ID` or "
-    "`outbox half rollback ID` decides by hand",
-}
 
 #: The differences, gravest first.
 KINDS: tuple[Outcome, ...] = tuple(outcome for outcome in Outcome if outcome.differs)

@@ -27,12 +27,13 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import execute
 from outbox.reconcile import plan, sql
-from outbox.reconcile.digest import Digested, ProducerDigests, SideDigester, digested, mixing_of, united
+from outbox.reconcile.digest import PairDigester, ProducerDigests, SideDigester, digested, mixing_of, united
 from outbox.reconcile.foreign import TableSide, table_side
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
-from outbox.reconcile.plan import PairDigester, narrowed
+from outbox.reconcile.plan import Digested, doubts_of, narrowed
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import (
+    EARLY,
     FINDING,
     Collected,
     Comparison,
@@ -489,24 +490,29 @@ class Pairing:
         collected = self._judged(comparison, tasks, backlog)
         lag = self._lag(comparison, collected, clean)
         sent = collected.bytes_read + plan.BYTES_OF_BUCKET * digests.buckets
+        settled = self.common.settled.get(self.pair.names)
+        known = settled.counts if settled is not None else Counter[Outcome]()
+        rules, counts = comparison.rules, sum((counts for _, counts in clean), known + collected.counts)
+        doubts = tuple(doubts_of(self.job, self.pair, rules, counts, collected.lags[EARLY]))
+        for doubt in doubts:
+            self.progress.say(f"{self.pair}: {doubt}")
         planned = self._plan(
             strategy,
             ranges=sum(map(len, tasks)),
             buckets=digests.buckets,
             differing=len(digests.differing),
             rows_read=collected.rows_read,
+            doubts=doubts,
             came=strategy.digesting and Estimate(collected.rows_read, sent, time.monotonic() - began),
         )
-        settled = self.common.settled.get(self.pair.names)
-        known = settled.counts if settled is not None else Counter[Outcome]()
-        found, rules = collected.table, comparison.rules
+        found = collected.table
         result = PairResult(
             self.run_id,
             self.pair,
             self.job.window,
             as_time(rules.consumer_now),
             planned,
-            sum((counts for _, counts in clean), known + collected.counts),
+            counts,
             found,
             in_flight(found),
             lag=lag,

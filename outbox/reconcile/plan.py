@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 from random import SystemRandom
@@ -27,10 +28,10 @@ from uuid import UUID
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.reconcile import sql
-from outbox.reconcile.digest import Digested, ProducerDigests, digested
-from outbox.reconcile.job import FIRST_ID, EngineName, Job, Pair, Part, Range, Tier
-from outbox.reconcile.rows import Estimate
+from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Range, Tier, described
+from outbox.reconcile.rows import Estimate, Rules
 from outbox.reconcile.source import Snapshot, Snapshots, reaching
+from outbox.text import counted, duration
 
 #: Rows of a side in a bucket, where nothing is known of the differences: small, so that little is read for one.
 _ROWS_OF_BUCKET = 60
@@ -410,6 +411,52 @@ def _search(size: float, differences: float, levels: int, costs: tuple[float, ..
 
 # --- levels ----------------------------------------------------------------------------------------------
 
+
+@dataclass(slots=True)
+class Digested:
+    """Ranges, sorted into clean ones with their counts, and others with the number of their rows on both sides.
+
+    ``doubted`` of them looked different table by table, of which ``excused`` are clean by the judge's rows.
+    """
+
+    clean: list[tuple[Range, Counter[Outcome]]] = field(default_factory=list)
+    differing: list[tuple[Range, int]] = field(default_factory=list)
+    doubted: int = 0
+    excused: int = 0
+
+    def add(self, bucket: Range, counts: Counter[Outcome] | None, rows: int) -> None:
+        """Add a range with the counts of its messages, if it is clean, or None; ``rows`` are those of both sides."""
+        if counts is None:
+            self.differing.append((bucket, rows))
+        else:
+            self.clean.append((bucket, counts))
+
+    @property
+    def buckets(self) -> int:
+        """How many ranges were digested."""
+        return len(self.clean) + len(self.differing)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the producer's topic and the inbox are in all ranges, about."""
+        return self.rows_differing + 2 * sum(counts.total() for _, counts in self.clean)
+
+    @property
+    def rows_differing(self) -> int:
+        """How many of them are in ranges that differ."""
+        return sum(rows for _, rows in self.differing)
+
+    def __str__(self) -> str:
+        share = self.rows_differing / max(self.rows, 1)
+        sentence = f"{len(self.differing):,} of {self.buckets:,} ranges differ, with {share:.1%} of the rows"
+        if self.doubted:
+            sentence += (
+                f" ({self.doubted:,} looked different by what is of other topics, in a shared table, skipped, expired "
+                f"or sent again, and were digested joined: {self.excused:,} are in sync)"
+            )
+        return sentence
+
+
 #: A level beyond these would be of ranges that are hardly smaller.
 _MOST_LEVELS = 5
 
@@ -424,26 +471,6 @@ class Digester(Protocol):
     def digest(self, ranges: Sequence[Range], pieces: Sequence[Range]) -> Digested:
         """Digest the pieces into which ranges, in order, were cut; tell clean ones from differing."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PairDigester:
-    """Digests the outbox's own tables of one pair. ``horizon`` is the id below which the producer may have pruned."""
-
-    snapshots: Snapshots
-    pair: Pair
-    size: Size
-    mixing: sql.Mixing
-    horizon: UUID
-
-    def points(self, ranges: Sequence[Range], rows: int) -> list[UUID]:
-        """Return ids, in order, that cut ranges into pieces of about so many rows of the larger side."""
-        return points_of_ranges(self.snapshots, self.size, self.pair, ranges, rows)
-
-    def digest(self, ranges: Sequence[Range], pieces: Sequence[Range]) -> Digested:
-        """Digest the pieces of ranges in both databases."""
-        of_producer = ProducerDigests({self.pair.names: ranges}, [self.pair], pieces, self.mixing)
-        return digested(self.snapshots, self.pair, of_producer, self.horizon)
 
 
 def narrowed(
@@ -490,3 +517,66 @@ def _size_of_pieces(result: Digested, level: Digested, sample: Sample | None) ->
         differences = max(differences, scattered(sample.ranges, small * sample.ranges) * size / sample.rows)
     pieces = pieces_of(size, differences)
     return None if pieces == 1 else max(int(size / pieces), rows // 2 // MOST_BUCKETS, 1)
+
+
+# --- what can't be true ------------------------------------------------------------------------------------
+
+#: Clocks that differ by more (seconds) than it takes to open two snapshots.
+_SAME_CLOCK = 60.0
+#: What says nothing of the sides: it may be known to either of them alone.
+_EITHER = {Outcome.IN_FLIGHT}
+#: Outcomes of messages that one side alone has; those of the producer's may be so, if the last are among them.
+_CONSUMER_ALONE = {Outcome.UNJUDGED, Outcome.PHANTOM, Outcome.LOST}
+_NOT_THERE = {Outcome.MISSING, Outcome.RESEND_EXHAUSTED, Outcome.UNCONSUMED}
+_PRODUCER_ALONE = {
+    Outcome.ROLLED_BACK,
+    Outcome.LEFT_OUT,
+    Outcome.UNDISPATCHED,
+    Outcome.UNDECIDED,
+    Outcome.TORN,
+    *_NOT_THERE,
+}
+
+
+def doubts_of(job: Job, pair: Pair, rules: Rules, counts: Mapping[Outcome, int], early: int) -> Iterator[str]:
+    """Yield sentences about a comparison that came to these counts.
+
+    ``early`` messages that were read took effect before they were sent.
+    """
+    if len(job.databases) == 2 and (apart := abs(rules.producer_now - rules.consumer_now) / 1e6) > _SAME_CLOCK:
+        ahead = "producer" if rules.producer_now > rules.consumer_now else "consumer"
+        yield (
+            f"the {ahead}'s clock is {duration(apart)} ahead of the other's: what is late, and what is on its way, is "
+            "judged by both; set the clocks"
+        )
+    if early:
+        yield (
+            f"{counted(early, 'message')} took effect before it was sent, by more than the grace period: the clocks of "
+            "the sides differ, or one has its times in local time; a query can put them into UTC"
+        )
+    yield from _nothing_read(job, pair, rules, +Counter(counts))
+
+
+def _nothing_read(job: Job, pair: Pair, rules: Rules, counts: Counter[Outcome]) -> Iterator[str]:
+    found = counts.keys() - _EITHER
+    if not counts:
+        yield (
+            f"neither {_named(job, 'producer')} nor {_named(job, 'consumer')} has a message of topic {pair.topic!r} "
+            f"and group {pair.group!r} in the window: see that names, window and databases are those that are meant"
+        )
+    elif found and found <= _CONSUMER_ALONE:
+        yield (
+            f"{_named(job, 'producer')} has none of {counted(counts.total(), 'message')}: see that it is the producer "
+            f"of topic {pair.topic!r}"
+        )
+    elif found & _NOT_THERE and found <= _PRODUCER_ALONE:
+        offset = "" if "consumer" in job.tables or rules.offsets else f", in which group {pair.group!r} has no offset"
+        yield (
+            f"{_named(job, 'consumer')} has none of {counted(counts.total(), 'message')}{offset}: see that it is the "
+            f"consumer, and that group {pair.group!r} is its name there"
+        )
+
+
+def _named(job: Job, part: Part) -> str:
+    table = job.tables.get(part)
+    return f"the {part}'s {table}" if table else f"the {part} ({described(job.databases[part].url)})"

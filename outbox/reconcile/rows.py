@@ -272,16 +272,6 @@ def judge(both: Both, rules: Rules, *, every: bool = False) -> tuple[Counter[Out
     return counts, _findings(both, reported, outcomes[reported])
 
 
-def lags(both: Both) -> Array:
-    """Return how long each consumed message took from its dispatch to its effect, in seconds; by both clocks."""
-    took = (both.of_producer("state", -1) == ProducerState.DISPATCHED) & (
-        both.of_consumer("status", 0) == InboxState.CONSUMED
-    )
-    # The clocks of two servers may differ by more than the lag.
-    lag: Array = np.maximum(both.of_consumer("changed_at", 0)[took] - both.of_producer("at", 0)[took], 0) / 1e6
-    return lag
-
-
 def _decided(both: Both, rules: Rules) -> Array:
     state, at = both.of_producer("state", -1), both.of_producer("at", 0)
     compensated = both.of_producer("compensated", False)
@@ -421,8 +411,18 @@ def _findings(both: Both, reported: Array, outcomes: Array) -> pa.Table:
 # --- comparing -------------------------------------------------------------------------------------------
 
 
-#: Upper bounds of the lag histogram, in seconds.
+#: Upper bounds of the lag histogram, in seconds; what took effect before it was sent is in no bin of it, but `EARLY`.
+EARLY = -1
 LAG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
+
+
+def binned(sent: Array, consumed: Array, sent_again: Array, grace: int) -> Counter[int]:
+    """Return how many messages are in each bin, by when they were sent and consumed (microseconds, as ``grace`` is)."""
+    took = consumed - sent
+    # The clocks of two servers may differ by more than the lag, and what was sent again may have been consumed before.
+    bins = np.where((took < -grace) & ~sent_again, EARLY, np.searchsorted(LAG_BOUNDS, took / 1e6))
+    numbers, counts = np.unique(bins, return_counts=True)
+    return Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
 
 class Side(Protocol):
@@ -463,8 +463,10 @@ def compared(producer: pa.Table, consumer: pa.Table, rules: Rules) -> Collected:
     """Judge the rows of the same ids."""
     both = Both(producer, consumer)
     counts, findings = judge(both, rules)
-    bins, lagged = np.unique(np.searchsorted(LAG_BOUNDS, lags(both)), return_counts=True)
-    lags_by_bin = Counter(dict(zip(bins.tolist(), lagged.tolist(), strict=True)))
+    took = both.of_producer("state", -1) == ProducerState.DISPATCHED
+    took &= both.of_consumer("status", 0) == InboxState.CONSUMED
+    times = both.of_producer("at", 0)[took], both.of_consumer("changed_at", 0)[took]
+    lags_by_bin = binned(*times, both.of_producer("sends", 0)[took] > 1, rules.grace)
     return Collected(
         counts, [findings], lags_by_bin, producer.num_rows + consumer.num_rows, producer.nbytes + consumer.nbytes
     )
@@ -528,7 +530,8 @@ class ComparisonPlan:
 
     ``expected`` is its cost as estimated before the first digest, and ``came`` the real one until the second look.
     ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries, ``foreign``
-    the sides whose tables aren't ours.
+    the sides whose tables aren't ours. ``doubts`` say what can't be true, so that something else was compared than
+    was meant.
     """
 
     tier: Tier
@@ -543,6 +546,7 @@ class ComparisonPlan:
     expected: Estimate | None = None
     came: Estimate | None = None
     foreign: tuple[Part, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def test_an_access_shows_no_password() -> None:
         ({"apply": "yes"}, "apply = 'yes' must be true or false"),
         (
             {"keep_for": "soon"},
-            "keep_for = 'soon' must be a duration: 0 seconds or more, or a text such as '90s', '1h30m' or '7d'",
+            "keep_for = 'soon' must be a duration: 0 seconds or more, or a text such as '250ms', '1h30m' or '7d'",
         ),
         ({"keep_for": -1}, "keep_for = -1 must be a duration"),
         ({"keep_for": float("nan")}, "keep_for = nan must be a duration"),

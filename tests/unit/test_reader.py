@@ -180,7 +180,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("ratio", 1, "ratio = 1 must be greater than 0 and less than 1"),
     ("flag", "yes", "flag = 'yes' must be true or false"),
     ("flag", 1, "flag = 1 must be true or false"),
-    ("wait", "5", "wait = '5' must be a duration: 0 seconds or more, or a text such as '90s', '1h30m' or '7d'"),
+    (
+        "wait",
+        "5",
+        "wait = '5' must be a duration: 0 seconds or more, or a text such as '250ms', '1h30m' or '7d'",
+    ),
     ("wait", -1, "wait = -1 must be a duration"),
     ("wait", True, "wait = True must be a duration"),
     ("wait", float("inf"), "wait = inf must be a duration"),

@@ -311,7 +311,7 @@ def events_of(result: PassResult, duty: str, name: str) -> Iterator[TelemetryEve
     for kind in sorted(found.keys() | more.keys()):
         ids = found.get(kind, [])
         yield DifferencesFound(
-            **named, kind=kind.label, number=len(ids) + more[kind], message_ids=tuple(ids[:NAMED]), mend=kind.by_hand
+            **named, kind=kind.label, number=len(ids) + more[kind], message_ids=tuple(ids[:NAMED]), mend=kind.by_hand()
         )
     gone: dict[Outcome, list[UUID]] = {}
     for id_, kind in result.gone.items():

@@ -27,11 +27,11 @@ from outbox.database.execute import Template, driver_of, execute
 from outbox.database.sql import open_rows
 from outbox.message.ids import uuid7_at
 from outbox.reconcile import sql
-from outbox.reconcile.digest import Digested, ProducerDigests, digested, mixing_of, united
+from outbox.reconcile.digest import ProducerDigests, digested, mixing_of, united
 from outbox.reconcile.follow.record import NEVER, FollowerState, PendingRange, clustered
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Range
 from outbox.reconcile.pairing import rules_now, rules_of
-from outbox.reconcile.plan import cut
+from outbox.reconcile.plan import Digested, cut
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.settled import WRITTEN_SINCE
 from outbox.reconcile.rows import FINDING, SCHEMAS, Comparison, Rules, Side, differing, in_flight, to_uuids

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -362,8 +362,8 @@ class Reconciliations(OverDatabases):
         row = FindingRow(**rows[0])
         kind = _OUTCOMES[row.kind]
         producer, consumer = ({name: _fact(row, name) for name in names} for names in (_PRODUCER, _CONSUMER))
-        repairs = {each.value: each.does for each in kind.repairs if each is not Repair.ALERT}
-        return FindingView(run, row, producer, consumer, kind.meaning, kind.by_hand, repairs)
+        by_hand, repairs = kind.by_hand(_foreign(run)), {each.value: each.does for each in _repairs(kind, run)}
+        return FindingView(run, row, producer, consumer, kind.meaning, by_hand, repairs)
 
     def schedules(self) -> list[Schedule]:
         """Return the reconciliations that living workers have declared: when they run, what they compare.
@@ -445,15 +445,25 @@ def _fact(row: FindingRow, name: str) -> Any:
     return dt.datetime.fromisoformat(value) if is_time else value
 
 
+def _foreign(run: Run) -> Sequence[str]:
+    """Return the sides of a run whose tables aren't ours."""
+    return (run.plan or {}).get("foreign") or ()
+
+
+def _repairs(kind: Outcome, run: Run) -> list[Repair]:
+    """Return what can be done about a kind of a run: nothing in tables that aren't ours."""
+    return [] if _foreign(run) else [each for each in kind.repairs if each is not Repair.ALERT]
+
+
 def _kind_of_run(kind: Outcome, run: Run, *, action: str, **counts: Any) -> KindOfRun:
     # Not all of them may be listed. A run that failed has counted none.
     counts["number"] = max(counts["number"], run.kinds.get(kind, 0))
-    repairs = [each.value for each in kind.repairs if each is not Repair.ALERT]
+    repairs = [each.value for each in _repairs(kind, run)]
     does = Repair(action).does if action in set(Repair) else action
     return KindOfRun(
         kind=kind.label,
         meaning=kind.meaning,
-        by_hand=kind.by_hand,
+        by_hand=kind.by_hand(_foreign(run)),
         action=action,
         does=does,
         repairs=repairs,

@@ -8,8 +8,10 @@
       topic, group, run_id, begun_at, in_sync
       window      {since, until, grace}         null is no bound; grace in seconds
       plan        {tier, engine, why[], ranges, buckets, differing, settled, rows_read,
-                   standby_lag: {side: seconds}, foreign: [side], expected, came: {rows, bytes, seconds}}
-                                                what it was to cost, and what it did until the second look
+                   standby_lag: {side: seconds}, foreign: [side], doubts[], expected,
+                   came: {rows, bytes, seconds}}
+                                                what it was to cost, and what it did until the second look; doubts
+                                                say what can't be true
       counts      {outcome: number}             every outcome, also those that are 0
       healed                                    differences that were gone at the second look
       differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}
@@ -197,7 +199,7 @@ def kinds(pair: PairResult, result: JobResult) -> list[KindSummary]:
     summaries = []
     for kind, number in pair.differences.items():
         done, healed = results[kind].pop(DONE, 0), results[kind].pop(HEALED, 0)
-        action, text = kind.repair(result.policy), kind.mend(result.policy)
+        action, text = kind.repair(result.policy, pair.plan.foreign), kind.mend(result.policy, pair.plan.foreign)
         summaries.append(KindSummary(kind, number, action, text, result.applied, done, healed, results[kind]))
     return summaries
 
@@ -602,6 +604,8 @@ def _summary(report: PairReport) -> Iterator[RenderableType]:
 
 def _facts(report: PairReport) -> Iterator[tuple[str, str]]:
     pair, plan = report.result, report.result.plan
+    for doubt in plan.doubts:
+        yield "doubt", doubt
     yield "window", f"{pair.window}, grace {duration(pair.window.grace)}"
     yield "plan", f"{plan.tier.value} tier, {plan.engine.value} engine"
     for why in plan.why:
