@@ -18,6 +18,7 @@ from benchmarks.reconcile_fill import Books
 from outbox.errors import pip_install
 
 DIFFERENCES = 500
+SCANNER = "DuckDB's PostgreSQL scanner"
 JDBC, BY_HAND = "Spark JDBC join", "Spark JDBC join, queries cut by hand"
 SPARK, LOCAL, DIGESTS, SETTLED = (
     "full on Spark",
@@ -28,6 +29,8 @@ SPARK, LOCAL, DIGESTS, SETTLED = (
 #: How much of the JDBC join's time ours may take, and how much memory (MiB).
 _BARS = {SPARK: 0.65, LOCAL: None, DIGESTS: 0.3, SETTLED: 0.05}
 _MEMORY = 1536
+#: How much of the scanner's time of all processors they may take.
+_CPU_BARS = {LOCAL: 1.0, DIGESTS: 0.7, SETTLED: 0.3}
 
 
 def run(lab: Lab) -> Iterator[Figure]:
@@ -98,6 +101,7 @@ def _arms(place: Place) -> tuple[dict[str, Make], list[Figure]]:
         (JDBC, rivals.spark_jdbc, "pyspark"),
         (BY_HAND, rivals.spark_jdbc_by_hand, "pyspark"),
         ("DuckDB over Arrow", rivals.duckdb, "duckdb"),
+        (SCANNER, rivals.duckdb_scanner, "duckdb_extension_postgres_scanner"),
         ("Polars over Arrow", rivals.polars, "polars"),
     ):
         if importlib.util.find_spec(library) is None:
@@ -114,6 +118,7 @@ def _figures(lab: Lab, rows: int, arms: Mapping[str, Arm], planted: int) -> Iter
     lab.say("reconcile: rounds")
     seconds = interleave(arms, rounds)
     yield from _ratios(f"{rows / 1e6:g} million rows a side, {planted} differ: ", seconds)
+    yield from _cpu_ratios(arms, rounds)
     for name, arm in arms.items():
         what = f"{name}: time, rows of both sides a second, time of all processors, peak memory"
         told = arm.told(seconds[name], 2 * rows)
@@ -143,6 +148,16 @@ def _ratios(where: str, seconds: Mapping[str, Sequence[float]]) -> Iterator[Figu
                 "" if bar is None else f"≤ {bar}",
                 None if bar is None else ratio.median <= bar,
             )
+
+
+def _cpu_ratios(arms: Mapping[str, Arm], rounds: int) -> Iterator[Figure]:
+    if SCANNER not in arms:
+        return
+    cpu = {name: [each.cpu for each in arm.rounds[-rounds:]] for name, arm in arms.items()}
+    for name, most in _CPU_BARS.items():
+        ratio = Ratio.of(cpu[name], cpu[SCANNER])
+        own, theirs = (f"{statistics.median(cpu[each]):.1f} s CPU" for each in (name, SCANNER))
+        yield Figure(f"CPU: {name} ÷ {SCANNER}", own, theirs, ratio, f"≤ {most}", ratio.median <= most)
 
 
 def identical(arms: Mapping[str, Arm], planted: int) -> Figure:

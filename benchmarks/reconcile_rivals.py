@@ -215,6 +215,34 @@ def _by_duckdb(connection: Any, place: Place) -> Found:
     return _found(rows)
 
 
+#: As its users write it: the tables as they are, and one SQL over them.
+_SCANNED = f"""(
+SELECT h.id, o.resolution, m.send_number, m.visible_at, h.body_digest AS digest
+  FROM producer.outbox.half_message h
+  LEFT JOIN producer.outbox.op_message o ON o.half_id = h.id
+  LEFT JOIN producer.outbox.message m ON m.half_id = h.id
+ WHERE h.topic = '{TOPIC}')"""
+
+
+def duckdb_scanner(place: Place) -> Callable[[], Found]:
+    """Return DuckDB's join of raw tables, which its own PostgreSQL scanner reads."""
+    importlib.import_module("duckdb_extensions").import_extension("postgres_scanner")
+    connection = importlib.import_module("duckdb").connect()
+    connection.execute("LOAD postgres_scanner")
+    for name, url in (("producer", place.producer), ("consumer", place.consumer)):
+        connection.execute(f"ATTACH '{_libpq(url)}' AS {name} (TYPE postgres, READ_ONLY)")
+    handled = f"({_handled('message_id', inbox='consumer.outbox.consumer_message')})"
+    lag = "(epoch_us(c.changed_at) - epoch_us(s.visible_at))"
+    joined = _JOINED.format(sent=_SCANNED, handled=handled, lag=lag)
+    query = _GROUPED.format(ids="list(id) FILTER (WHERE kind <> 'in_sync')", joined=joined)
+
+    def scan() -> Found:
+        rows = connection.execute(query).fetchall()
+        return _found([(kind, bin_, number, ids and [id_.bytes for id_ in ids]) for kind, bin_, number, ids in rows])
+
+    return scan
+
+
 def polars(place: Place) -> Callable[[], Found]:
     """Return Polars' join of two Arrow tables."""
     return partial(_by_polars, importlib.import_module("polars"), place)

@@ -31,6 +31,7 @@ from outbox.reconcile.digest import PairDigester, ProducerDigests, SideDigester,
 from outbox.reconcile.foreign import TableSide, table_side
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.plan import Digested, doubts_of, narrowed
+from outbox.reconcile.raw import ProducerSide
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import (
     EARLY,
@@ -146,9 +147,8 @@ def sources(
     def side(part: Part) -> Side:
         table, snapshot = job.tables.get(part), of.get(part)
         if table is None:
-            return PostgresSide(
-                job.databases[part], part, pair, *((snapshot.name, snapshot.settings) if snapshot else ())
-            )
+            kind = ProducerSide if part == "producer" else PostgresSide
+            return kind(job.databases[part], part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
         if not table.by_spark:
             return table_side(job.databases[part], part, table, pair, snapshot)
         from outbox.reconcile.spark.frames import LakeSide  # noqa: PLC0415 - of a few jobs alone

@@ -345,6 +345,10 @@ def _begin(access: Access, parts: Sequence[Part], connection: Connection, settin
     return Snapshot(access, connection, name, now, settings, lag)
 
 
+#: Reads what a statement says.
+Ask = Callable[[Statement], pa.Table]
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresSide:
     """One side of a pair in PostgreSQL; a value that can be sent to another process.
@@ -391,38 +395,46 @@ class PostgresSide:
             starts = range(0, len(ranges), _MOST_RANGES)
             return pa.concat_tables([self.read(ranges[start : start + _MOST_RANGES]) for start in starts])
         reached: list[bool] = []
-        query = rendered(self.statement(ranges))
         try:
-            return insist(partial(self._read, query, reached), tries=_READER_TRIES)
+            return insist(partial(self._read, ranges, reached), tries=_READER_TRIES)
         except SourceLost as error:
             if reached:
                 raise
             # Nothing was lost: this host has no way to it, and the holder of the snapshot knows whether it is there.
             raise_bare(SourceError(str(error)))
 
-    def _read(self, query: str, reached: list[bool]) -> pa.Table:
+    def _read(self, ranges: Sequence[Range], reached: list[bool]) -> pa.Table:
         """Read once; ``reached`` has something in it once there was a connection."""
-        connected, access = False, self.access.resolved()
+        access, before = self.access.resolved(), len(reached)
         try:
-            with adbc_connection(conninfo(access.url)) as connection:
-                connected = True
-                reached.append(connected)
-                return shaped(self.fetch(connection, query), self.schema)
+            with self.session(access, reached) as ask:
+                return shaped(self.fetch(ask, ranges), self.schema)
         except SourceLost:
             raise
         except Exception as error:
-            raise_bare(failure_of(error, access, connected=connected))
+            raise_bare(failure_of(error, access, connected=len(reached) > before))
 
-    def fetch(self, connection: Any, query: str) -> pa.Table:
-        """Return what a query says in the snapshot, on an ADBC connection that was just made."""
-        # ADBC begins a transaction by itself; settings for it must come before the first query.
-        with connection.cursor() as cursor, cancellable(cursor):
+    def fetch(self, ask: Ask, ranges: Sequence[Range]) -> pa.Table:
+        """Return the rows of ranges, in any order; ``ask`` reads in the snapshot."""
+        return ask(self.statement(ranges))
+
+    @contextmanager
+    def session(self, access: Access, reached: list[bool]) -> Iterator[Ask]:
+        """Open an ADBC connection, and yield what reads in the snapshot; ``reached`` gets one more once it is open."""
+        with adbc_connection(conninfo(access.url)) as connection, connection.cursor() as cursor, cancellable(cursor):
+            reached.append(True)
+            # ADBC begins a transaction by itself; settings for it must come before the first query.
             cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
             if self.snapshot is not None:
                 self._import(cursor, self.snapshot)
-            for statement in (*map(rendered, (*self.locks, self.settings.statement(), sql.PLAN_FOR_ROWS)), query):
-                cursor.execute(statement)
-            return cursor.fetch_arrow_table()
+            for statement in (*self.locks, self.settings.statement(), sql.PLAN_FOR_ROWS):
+                cursor.execute(rendered(statement))
+            yield partial(self.ask, cursor)
+
+    def ask(self, cursor: Any, statement: Statement) -> pa.Table:
+        """Return what a statement says, on a cursor of ADBC's."""
+        cursor.execute(rendered(statement))
+        return cursor.fetch_arrow_table()
 
     def _import(self, cursor: Any, snapshot: str) -> None:
         try:

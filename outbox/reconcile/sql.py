@@ -55,6 +55,49 @@ SELECT p.id,
  WHERE h.topic = %(topic)s OR m.topic = %(topic)s OR h.id IS NULL AND m.half_id IS NULL
 """
 
+# The same, table by table. Odd is what contradicts itself, was sent more than once, or was compensated; of the others
+# all but few were sent, or rolled back.
+_RAW: Mapping[str, str] = {
+    "halves": f"""
+SELECT h.id, h.body_digest AS digest, coalesce({MATCHES}, false) AS addressed
+  FROM {{s}}.half_message h WHERE h.topic = %(topic)s AND {{h.id}}
+""",
+    "messages": """
+SELECT m.half_id AS id, m.queue, m.position, m.visible_at AS at
+  FROM {s}.message m WHERE m.topic = %(topic)s AND m.send_number = 1 AND {m.half_id}
+""",
+    "rolled back": """
+SELECT o.half_id AS id, o.decided_at AS at FROM {s}.op_message o WHERE o.resolution = 'rollback' AND {o.half_id}
+""",
+    # What the sums of hashes say is the same isn't joined.
+    "odd": """
+WITH half AS MATERIALIZED (
+    SELECT count(*) AS n, sum(uuid_hash_extended(h.id, 0)) AS hashes FROM {s}.half_message h WHERE {h.id}
+), op AS MATERIALIZED (
+    SELECT count(*) AS n, sum(uuid_hash_extended(o.half_id, 0)) AS hashes,
+           count(*) FILTER (WHERE o.resolution = 'commit') AS commits,
+           sum(uuid_hash_extended(o.half_id, 0)) FILTER (WHERE o.resolution = 'commit') AS commit_hashes
+      FROM {s}.op_message o WHERE {o.half_id}
+), sent AS MATERIALIZED (
+    SELECT count(*) FILTER (WHERE m.send_number = 1) AS n, count(*) FILTER (WHERE m.send_number > 1) AS again,
+           sum(uuid_hash_extended(m.half_id, 0)) FILTER (WHERE m.send_number = 1) AS hashes
+      FROM {s}.message m WHERE {m.half_id}
+)
+SELECT o.half_id AS id FROM {s}.op_message o
+ WHERE {o.half_id} AND (SELECT (half.n, half.hashes) IS DISTINCT FROM (op.n, op.hashes) FROM half, op)
+   AND NOT EXISTS (SELECT FROM {s}.half_message h WHERE h.id = o.half_id AND {h.id})
+ UNION ALL
+SELECT m.half_id FROM {s}.message m
+ WHERE {m.half_id}
+   AND (SELECT (op.commits, op.commit_hashes) IS DISTINCT FROM (sent.n, sent.hashes) FROM op, sent)
+   AND NOT EXISTS (SELECT FROM {s}.op_message o WHERE o.half_id = m.half_id AND o.resolution = 'commit' AND {o.half_id})
+ UNION ALL
+SELECT m.half_id FROM {s}.message m WHERE m.send_number > 1 AND {m.half_id} AND (SELECT again > 0 FROM sent)
+ UNION ALL
+SELECT c.half_id FROM {s}.compensation c WHERE {c.half_id}
+""",
+}
+
 _INBOX = f"""
 SELECT c.message_id AS id,
        CASE c.status {_STATUS} END::int2 AS status,
@@ -334,6 +377,16 @@ def rows(part: Part, schema: str, pair: Pair, ranges: Sequence[Range]) -> Statem
     return _over(_PRODUCER if part == "producer" else consumer, schema, pair.effect, ranges, values_of(pair))
 
 
+def raw(schema: str, pair: Pair, ranges: Sequence[Range]) -> dict[str, Statement]:
+    """Read the producer's tables for a topic one by one; what can't be told so is among the ids of the ``odd``.
+
+    Columns: halves ``id, digest, addressed``; messages ``id, queue, position, at``, of their first send; rolled back
+    ``id, at``, of any topic; odd ``id``, of any topic, and perhaps several times.
+    """
+    values = values_of(pair)
+    return {name: _over(template, schema, None, ranges, values) for name, template in _RAW.items()}
+
+
 def producer_digests(
     schema: str, pairs: Sequence[Pair], ranges: Sequence[Range], bounds: Sequence[UUID], mixing: Mixing
 ) -> list[Statement]:
@@ -447,8 +500,9 @@ def _over(
 ) -> Statement:
     """Return the statement of a template that is bounded by ranges, where it says ``{h.id}``.
 
-    One range is written out, which the planner can reckon with; several are joined, each a subquery of its own: the
-    ``OFFSET 0`` keeps the planner from turning that round, and looking for the range of each row.
+    One range is written out, which the planner can reckon with, and so are ranges of one id each; others are joined,
+    each a subquery of its own: the ``OFFSET 0`` keeps the planner from turning that round, and looking for the range
+    of each row.
     """
     if effect:
         parts["table"], parts["column"] = effect.quoted
@@ -459,6 +513,11 @@ def _over(
         bounds = [r"\1 >= %(first)s::uuid"] * (first != FIRST_ID) + [r"\1 < %(end)s::uuid"] * (end is not None)
         sql = _BOUNDED.sub(" AND ".join(bounds) or "true", sql)
         bound: dict[str, object] = {"first": first, "end": end}
+    elif all(each.first == each.last for each in ranges):
+        sql, bound = (
+            _BOUNDED.sub(r"\1 = ANY (%(ids)s::uuid[])", sql),
+            {"ids": as_array([each.first for each in ranges])},
+        )
     else:
         inner = _BOUNDED.sub(r"\1 >= r.first_id AND \1 <= r.last_id", sql)
         sql = f"SELECT x.* FROM {_RANGES} CROSS JOIN LATERAL ({inner} OFFSET 0) x"

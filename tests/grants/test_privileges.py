@@ -25,7 +25,7 @@ from outbox.prune import rewrite
 from outbox.prune import sql as prune_sql
 from outbox.reconcile.record import settled
 from outbox.reconcile.record.requests import RunRequest
-from outbox.reconcile.source import PostgresSide
+from outbox.reconcile.source import PostgresSide, rendered
 from tests.grants.town import ACTS, Town
 
 Acts = Mapping[str, Any]
@@ -99,24 +99,24 @@ def said(town: Town, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Part], A
 
     def do(duty: str, part: Part) -> Acts:
         heard: dict[str, Any] = {}
-        round_trip, fetch = execute_module._round_trip, PostgresSide.fetch
+        round_trip, ask = execute_module._round_trip, PostgresSide.ask
 
         def hear(driver: Any, pairs: Any) -> Any:
             if driver.info.get_parameters().get("application_name") == part:
                 heard.update({sql: values for sql, values in pairs if sql not in UNPREPARED})
             return round_trip(driver, pairs)
 
-        def hear_fetch(side: PostgresSide, connection: Any, query: str) -> Any:
+        def hear_ask(side: PostgresSide, cursor: Any, statement: Statement) -> Any:
             if side.part == part:
-                heard[query] = None
-            return fetch(side, connection, query)
+                heard[rendered(statement)] = None
+            return ask(side, cursor, statement)
 
         for each in PARTS:
             url = town.owned[each].url.update_query_dict({"application_name": each})
             town.at[each] = create_engine(url, poolclass=NullPool)
         with monkeypatch.context() as patch:
             patch.setattr(execute_module, "_round_trip", hear)
-            patch.setattr(PostgresSide, "fetch", hear_fetch)
+            patch.setattr(PostgresSide, "ask", hear_ask)
             # The owner may rewrite small tables as a whole; who may not goes row by row.
             patch.setattr(rewrite, "_MAY", "SELECT false")
             ACTS[duty, part](town)

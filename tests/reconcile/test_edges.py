@@ -25,8 +25,6 @@ from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Tier, Window
 from outbox.reconcile.source import (
     PostgresSide,
     SessionSettings,
-    adbc_connection,
-    conninfo,
     engine_of,
     literal,
     snapshots_of,
@@ -406,8 +404,8 @@ def test_time_outs_of_the_role_do_not_end_a_comparison(town: Town) -> None:
 
 def shown(side: PostgresSide, name: str) -> list[Any]:
     """Return a setting of a reader's session; ADBC copies what it reads, which SHOW can't be."""
-    with adbc_connection(conninfo(side.access.url)) as connection:
-        values: list[Any] = side.fetch(connection, f"SELECT current_setting('{name}') AS s")["s"].to_pylist()
+    with side.session(side.access, []) as ask:
+        values: list[Any] = ask(Statement(f"SELECT current_setting('{name}') AS s"))["s"].to_pylist()
         return values
 
 
