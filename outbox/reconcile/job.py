@@ -24,8 +24,7 @@ from outbox.errors import InvalidSettings
 from outbox.message.content import check_group, check_seconds, check_topic
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
-from outbox.reconcile.mends import BY_HAND, OF_FOREIGN
-from outbox.reconcile.tables import NAMES, ForeignTable, wrong_columns
+from outbox.reconcile.tables import NAMES, OF_FOREIGN, ForeignTable, wrong_columns
 from outbox.schedule.recurrence import Recurrence
 from outbox.settings import Settings
 
@@ -35,11 +34,9 @@ FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 #: How often (seconds) a reconciliation looks that follows the log, and how long another may take, unless it is told.
 PASS_EVERY, MAX_TIME = 20.0, 6 * 3600.0
 
-_EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
-_MILLISECOND = dt.timedelta(milliseconds=1)
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+_EPOCH, _MILLISECOND = dt.datetime.fromtimestamp(0, dt.UTC), dt.timedelta(milliseconds=1)
+_IDENTIFIER, _NAME = (re.compile(each, re.ASCII) for each in (r"[A-Za-z_][A-Za-z0-9_]{0,62}", r"[A-Za-z0-9_-]{1,63}"))
 _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 
 
 class Repair(enum.StrEnum):
@@ -133,21 +130,44 @@ class Outcome(enum.IntEnum):
     def by_hand(self, foreign: Collection[str] = ()) -> str:
         """Return what a human does about it; of sides whose tables are ``foreign`` our commands know nothing."""
         part, of_foreign = OF_FOREIGN.get(self.label, ("", ""))
-        return of_foreign if part in foreign else BY_HAND[self.label]
+        return of_foreign if part in foreign else _BY_HAND[self]
 
     def mend(self, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()) -> str:
-        """Return what mends it under a policy: an action with ``--apply``, or what a human does.
-
-        Where the tables of a side are ``foreign`` nothing is applied.
-        """
-        if foreign:
-            return self.by_hand(foreign)
-        action = self.repair(policy)
+        """Return what mends it under a policy: an action with ``--apply``, or what a human does."""
+        action = self.repair(policy, foreign)
         if action is not Repair.ALERT:
             return f"--apply {action.does} ({self.label} = {action.value})"
-        others = (repair for repair in self.repairs if repair is not Repair.ALERT)
-        return "; ".join([self.by_hand(), *(f"the policy {self.label} = {each.value} {each.does}" for each in others)])
+        others = (repair for repair in self.repairs if repair is not Repair.ALERT and not foreign)
+        return "; ".join(
+            [self.by_hand(foreign), *(f"the policy {self.label} = {each.value} {each.does}" for each in others)]
+        )
 
+
+_BY_HAND: Mapping[Outcome, str] = {
+    Outcome.TORN: "find out what writes or deletes rows of half_message, op_message and message behind the outbox; "
+    "put back from a backup what is gone, then reconcile again",
+    Outcome.CONSUMED_THOUGH_ROLLED_BACK: "undo its effect at the consumer, or do at the producer what was rolled back; "
+    "`outbox messages show ID` tells its story",
+    Outcome.DUPLICATE_EFFECT: "undo all of its effects but one, and see that the handler writes with its session",
+    Outcome.LOST: "undo its effect at the consumer, or do at the producer once more what it has forgotten",
+    Outcome.PHANTOM: "see that both databases are the right ones and neither was restored to an earlier time; "
+    "then undo its effect at the consumer",
+    Outcome.DIGEST_MISMATCH: "find out what changed the body, and correct its effect at the consumer",
+    Outcome.NO_EFFECT: "make up for its effect at the consumer, or find out what took it away",
+    Outcome.UNRECORDED: "write its inbox row, lest it takes effect once more",
+    Outcome.STATUS_MISMATCH: "correct the inbox row; `outbox messages show ID` tells its story",
+    Outcome.UNCOMPENSATED: "undo the producer's transaction: the consumer will never take this message",
+    Outcome.AHEAD_OF_CLOCK: "see that the times of a table that isn't ours are in UTC or have a time zone, and that no "
+    "server's clock was set back",
+    Outcome.UNDISPATCHED: "see that a worker of the producer runs; `outbox doctor` says what holds it up",
+    Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
+    Outcome.MISSING: "send it once more: `outbox messages resend ID`",
+    Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
+    Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
+    Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
+    Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half commit ID` or "
+    "`outbox half rollback ID` decides by hand",
+}
 
 #: The differences, gravest first.
 KINDS: tuple[Outcome, ...] = tuple(outcome for outcome in Outcome if outcome.differs)

@@ -31,7 +31,6 @@ from outbox.reconcile.digest import PairDigester, ProducerDigests, SideDigester,
 from outbox.reconcile.foreign import TableSide, table_side
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
 from outbox.reconcile.plan import Digested, doubts_of, narrowed
-from outbox.reconcile.raw import ProducerSide
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import (
     EARLY,
@@ -51,6 +50,7 @@ from outbox.reconcile.rows import (
 )
 from outbox.reconcile.source import (
     PostgresSide,
+    ProducerSide,
     Snapshot,
     Snapshots,
     as_time,

@@ -224,3 +224,21 @@ def wrong_columns(part: Part, names: Sequence[str], states: Mapping[str, str]) -
         own, word = strange[0]
         return f"states.{own} = {word!r} must be one of: {', '.join(words)}"
     return None
+
+
+#: What a human does where the tables of this side aren't ours, which our commands and workers don't know.
+OF_FOREIGN: Mapping[str, tuple[Part, str]] = {
+    "torn": ("producer", "find out what writes such rows; then reconcile again"),
+    "consumed_though_rolled_back": (
+        "producer", "undo its effect at the consumer, or do at the producer what was rolled back",
+    ),
+    "unrecorded": ("consumer", "write its row at the consumer, lest it takes effect once more"),
+    "status_mismatch": ("consumer", "correct its row at the consumer"),
+    "undispatched": ("producer", "see that what sends the producer's messages runs"),
+    "resend_exhausted": ("producer", "find out why the consumer doesn't keep it"),
+    "missing": ("producer", "have the producer send it once more, under its id"),
+    "unconsumed": ("consumer", "see that the consumer runs and keeps up"),
+    "parked": ("consumer", "mend its cause, then have the consumer try it again"),
+    "failed": ("consumer", "nothing while the consumer tries it again"),
+    "undecided": ("producer", "have the producer decide it"),
+}  # fmt: skip

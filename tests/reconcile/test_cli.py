@@ -580,7 +580,7 @@ def hanging(town: Town, table: str) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-@pytest.mark.parametrize("table", ["half_message", "scheduled_message"])
+@pytest.mark.parametrize("table", ["half_message", "compensation"])
 def test_interrupted(sides: Town, table: str) -> None:
     """Ctrl-C ends it at once, whoever waits for the database: 130, nothing on stdout, and the record says so."""
     sides.plant([fate()])
@@ -596,7 +596,7 @@ def test_killed(sides: Town) -> None:
     """A run that was killed has no end in the record; the next one is none the worse for it."""
     sides.plant([MISSING])
     # It has its snapshot, and waits for a table that it comes to later.
-    with hanging(sides, "scheduled_message") as process:
+    with hanging(sides, "compensation") as process:
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
     assert "running, or died" in run_cli("reconcile", "runs").out
