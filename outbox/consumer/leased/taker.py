@@ -9,7 +9,9 @@ Several processes take for one group at once. A queue that another one reads at 
 written beside the offset, since nothing runs here that could kill a worker: the leases of a client that dies end.
 
 Of a group that is ordered by key, a taken message holds back the later ones of its key, as a failed one does
-(`outbox.consumer.key_order`); what one take reads of a key, it hands out together, in order.
+(`outbox.consumer.key_order`). What one take reads of a key, it hands out together, in order; so it does with what
+has waited and was never handed out. A message that is tried again comes alone: those behind it aren't handed out
+while it may fail once more, and don't pay an attempt each time that its lease lapses.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from outbox.consumer import key_order
 from outbox.consumer import sql as consumer_sql
 from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.failure import expired_of, record_expiry
-from outbox.consumer.leased import sql
+from outbox.consumer.leased import settlement, sql
 from outbox.consumer.leased.settlement import MessageLease, Taken, record
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.outside import sql as lease_sql
@@ -65,6 +67,12 @@ def _accepted(entry: Entry, accepts: Callable[[Message], bool] | None) -> Entry:
     if accepts is None or entry.message is None or accepts(entry.message):
         return entry
     return Entry(entry.position, entry.id, None)
+
+
+def _turn(found: tuple[Row, Sequence[Row]]) -> tuple[int, int]:
+    """Return where a row that was taken comes among those of its key."""
+    row, _ = found
+    return row[12] or 0, row[2]
 
 
 class Taker(Consumer):
@@ -122,6 +130,11 @@ class Taker(Consumer):
         with begin(connection):
             _, rows = execute(connection, plan_by_index(), due)
             left = [row for row in rows if not (row[9] and self._ends_lapsed(connection, source, row))]
+            first = [row[0] for row in left if row[6] and row[11] is not None]
+            if first and len(left) < most:
+                limits = {"ids": first, "limit": most - len(left)}
+                (rows,) = execute(connection, sql.take_following(settings.schema, **pair, **named, **limits))
+                left += rows
         return self._found(connection, source, left)
 
     def _ends_lapsed(self, connection: Connection, source: Connection, row: Row) -> bool:
@@ -159,25 +172,28 @@ class Taker(Consumer):
             consumer_sql.message_by_id(schema, id=row[0], **(filter_of(subscription) if row[6] else EVERYTHING))
             for row in rows
         ]
-        for row, found in zip(rows, read_source(source, *reads), strict=True):
+        held = set[str | None]()
+        # By their turns, in which those of one key come in order.
+        for row, found in sorted(zip(rows, read_source(source, *reads), strict=True), key=_turn):
             lease, attempts = self._lease_of(row), row[3]
             message = to_entry(found[0], subscription, lease.queue).message if found else None
-            if message is None:
-                self._leave(connection, lease, attempts, row[11], is_pruned=not found)
+            if message is None or row[11] in held:
+                with begin(connection):
+                    if row[11] in held:
+                        settlement.give_back(connection, schema, [lease])
+                    elif found:  # it isn't for the group
+                        execute(connection, consumer_sql.forget(schema, lease.group, lease.message_id))
+                    elif self._is_gone(connection, lease, attempts, row[11]):
+                        held.add(row[11])
                 continue
             message.attempt, message.first_failed_at, message.passage = attempts + 1, row[7], row[8]
             taken.append(Taken(message, lease, attempts + 1, row[5]))
         return self._but_expired(connection, taken)
 
-    def _leave(
-        self, connection: Connection, lease: MessageLease, attempts: int, key: str | None, *, is_pruned: bool
-    ) -> None:
-        """Park a message that its producer has no more, or forget one that isn't for the group."""
-        with begin(connection):
-            if is_pruned:
-                record(connection, self.subscription, self._settings, lease, PRUNED, attempts=attempts + 1, key=key)
-            else:
-                execute(connection, consumer_sql.forget(self._settings.schema, lease.group, lease.message_id))
+    def _is_gone(self, connection: Connection, lease: MessageLease, attempts: int, key: str | None) -> bool:
+        """Park a message that its producer has no more; tell whether it holds back the later ones of its key."""
+        row = record(connection, self.subscription, self._settings, lease, PRUNED, attempts=attempts + 1, key=key)
+        return key is not None and row.holds
 
     def _but_expired(self, connection: Connection, taken: list[Taken]) -> list[Taken]:
         """Return what was taken without the messages that have expired, of which the inbox says so."""
