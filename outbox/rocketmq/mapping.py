@@ -7,8 +7,6 @@ message is its message group; keys, of which a message may have several and by w
 
 from __future__ import annotations
 
-import base64
-import binascii
 import datetime as dt
 import hashlib
 import json
@@ -17,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outbox.consumer.leased.settlement import MessageLease
+from outbox.consumer.leased.settlement import MessageLease, sealed, unsealed
 from outbox.errors import InvalidMessage
 from outbox.message.content import BYTES, ENCODING_HEADER, StoredBytes
 from outbox.message.ids import message_id
@@ -181,64 +179,31 @@ def _unix_ms(moment: dt.datetime) -> int:
 # --- handles -------------------------------------------------------------------------------------------------------
 
 
-#: How the words of a receipt handle begin: its form.
-_RECEIPT = "1"
-
-
-def _sealed(*parts: object) -> str:
-    """Return a handle: the parts, and a checksum, so that one that was cut or typed is none."""
-    text = " ".join(map(str, parts))
-    return base64.urlsafe_b64encode(f"{binascii.crc32(text.encode()):08x} {text}".encode()).decode().rstrip("=")
-
-
-def _opened(handle: str, parts: int) -> list[str] | None:
-    try:
-        text = base64.b64decode(handle + "=" * (-len(handle) % 4), altchars=b"-_", validate=True).decode()
-    except ValueError:  # it is none of ours
-        return None
-    checksum, _, rest = text.partition(" ")
-    words = rest.split(" ")
-    return words if checksum == f"{binascii.crc32(rest.encode()):08x}" and len(words) == parts else None
-
-
 def recall_handle(topic: str, half_id: UUID) -> str:
     """Return the handle by which a delayed message is recalled."""
-    return _sealed("recall", topic, half_id)
+    return sealed("recall", topic, half_id)
 
 
 def recalled_id(handle: str, topic: str) -> UUID:
     """Return the id of the message that a handle recalls; raise Refused if it is no handle of this topic."""
-    words = _opened(handle, 3)
-    if words is None or words[:2] != ["recall", topic]:
-        raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid")
     try:
-        return UUID(words[2])
-    except ValueError:  # the checksum is no secret
-        raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid") from None
-
-
-def receipt_handle(lease: MessageLease) -> str:
-    """Return the receipt handle of a message: its lease, which names no server, so that any one takes it."""
-    return _sealed(_RECEIPT, lease.group, lease.topic, lease.queue, lease.position, lease.message_id, lease.number)
+        kind, of_topic, id_ = unsealed(handle, 3)
+        if (kind, of_topic) == ("recall", topic):
+            return UUID(id_)
+    except ValueError:  # told below
+        pass
+    raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid")
 
 
 def lease_of(handle: str, group: str, topic: str) -> MessageLease:
     """Return the lease that a receipt handle is; raise Refused if it is none, or another group's or topic's."""
-    words = _opened(handle, 7)
-    if words is None or words[0] != _RECEIPT:
-        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's")
-    _, of_group, feed, queue, position, id_, number = words
-    if of_group != group or topic_of(feed) != topic:
-        text = f"receipt handle is of group {of_group} and topic {topic_of(feed)}, not of {group} and {topic}"
-        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text)
     try:
-        return MessageLease(group, feed, _stored(queue), _stored(position), UUID(id_), _stored(number))
-    except ValueError:  # the checksum is no secret
-        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's") from None
-
-
-def _stored(text: str) -> int:
-    """Return a number as a column can have it; raise ValueError for all else."""
-    if not 0 <= (number := int(text)) < 1 << 63:
-        raise ValueError(text)
-    return number
+        lease = MessageLease.of_handle(handle)
+    except ValueError:
+        text = "receipt handle is not one of this server's"
+        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text) from None
+    if (lease.group, topic_of(lease.topic)) != (group, topic):
+        of = f"group {lease.group} and topic {topic_of(lease.topic)}"
+        text = f"receipt handle is of {of}, not of {group} and {topic}"
+        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text)
+    return lease

@@ -22,7 +22,7 @@ from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
 from outbox.rocketmq.clients import Client, Clients
 from outbox.rocketmq.expression import compile_expression
-from outbox.rocketmq.mapping import keys_of, lease_of, receipt_handle, wire_message
+from outbox.rocketmq.mapping import keys_of, lease_of, wire_message
 from outbox.rocketmq.options import must
 from outbox.rocketmq.routes import BATCH, POLLING
 from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_group, check_invisible, check_topic
@@ -338,7 +338,7 @@ class ReceiveCalls:
         message, lease = taken.message, taken.lease
         made = wire_message(message, fifo=self._tables.options.group(lease.group).fifo)
         system = made.system_properties
-        system.receipt_handle, system.delivery_attempt = receipt_handle(lease), taken.attempt
+        system.receipt_handle, system.delivery_attempt = lease.handle, taken.attempt
         system.queue_id, system.queue_offset, system.store_host = lease.queue, lease.position, self._tables.host
         system.store_timestamp.FromDatetime(message.visible_at)
         return made
@@ -407,7 +407,7 @@ class ReceiveCalls:
             if (extended := await self._tables.run(extend)) is None:
                 raise Refused(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
             self.renewals.drop(lease)
-            handle = receipt_handle(extended[0])
+            handle = extended[0].handle
         if seconds < _LEAST_POLLING:
             asyncio.get_running_loop().call_later(seconds, self.wake, topic)
         return handle

@@ -25,11 +25,13 @@ _NUMBER = "(random() * 9007199254740991)::bigint"
 
 #: What the inbox says of an attempt whose client didn't settle its message.
 LAPSED = "taken, and not settled before the lease ended"
+_UNSAID = "due.lapsed AND (due.taken_by IS NOT NULL OR m.last_error IS NULL)"
 
-# As in the retry pass: a row that another transaction has is left alone. The lease that lapsed was an attempt.
+# As in the retry pass: a row that another transaction has is left alone. The lease that lapsed was an attempt; one
+# without a client was given up by `fail` in SQL, which has written why.
 #: Take messages that are due: they failed, or their lease has ended. Rows: ``(id, queue, position, attempts before
 #: this one, number of the lease, its end, it was never attempted, first failed at, passage, the lease before has
-#: lapsed, its client, order key, its turn there)``.
+#: lapsed, its client, order key, its turn there, the last error, its kind)``.
 take_due: Template = Template(f"""
 WITH due AS MATERIALIZED (
     SELECT message_id, status = 'taken' AS lapsed, attempts = 0 AND last_error IS NULL AND status = 'failed' AS is_new,
@@ -43,12 +45,13 @@ WITH due AS MATERIALIZED (
 UPDATE {{s}}.consumer_message m
    SET status = 'taken', starts = 0, lease = {_NUMBER}, attempts = m.attempts + due.lapsed::int,
        next_attempt_at = {_UNTIL}, taken_by = %(taker)s, take_id = %(take_id)s, follows = false,
-       last_error = CASE WHEN due.lapsed THEN %(error)s ELSE m.last_error END,
-       error_kind = CASE WHEN due.lapsed THEN %(error)s ELSE m.error_kind END, changed_at = clock_timestamp()
+       last_error = CASE WHEN {_UNSAID} THEN %(error)s ELSE m.last_error END,
+       error_kind = CASE WHEN {_UNSAID} THEN %(error)s ELSE m.error_kind END, changed_at = clock_timestamp()
   FROM due
  WHERE m.consumer_group = %(group)s AND m.message_id = due.message_id
 RETURNING m.message_id, m.queue, m.position, m.attempts, m.lease, m.next_attempt_at, due.is_new, due.first_failed_at,
-          m.passage, due.lapsed, due.taken_by, m.order_key, m.turn
+          m.passage, due.lapsed, due.taken_by, m.order_key, m.turn,
+          m.last_error, m.error_kind
 """)
 
 #: The condition that a row of a key was never handed out: it waits for the one before it, or came back unseen.

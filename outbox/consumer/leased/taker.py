@@ -43,6 +43,7 @@ from outbox.errors import MessagesPruned
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
 from outbox.telemetry.hooks import emit
+from outbox.text import kind_of_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -141,7 +142,7 @@ class Taker(Consumer):
         """Write down that a lease has lapsed, which was an attempt; True if it was the last one of its message."""
         settings, subscription = self._settings, self.subscription
         lease, attempts, client, key = self._lease_of(row), row[3], row[10], row[11]
-        failure = HandlerFailure(sql.LAPSED, kind=sql.LAPSED, delay=0.0)
+        failure = HandlerFailure(row[13], kind=row[14] or kind_of_text(row[13]), delay=0.0)
         if attempts > len(subscription.retry_delays) and subscription.on_exhausted != "block":
             found: list[Row] = []
             if parked_callback(subscription) is not None:  # which gets the body, also where its source is elsewhere
