@@ -31,6 +31,8 @@ KEYS_HEADER = "rocketmq-keys"
 BORN_AT_HEADER = "rocketmq-born-at"
 BORN_HOST_HEADER = "rocketmq-born-host"
 TRACE_HEADER = "rocketmq-trace"
+#: The header by which the framework's spans know the one that sends, where a client's trace context is of this form.
+PARENT_HEADER = "traceparent"
 CLIENT_HEADER = "rocketmq-client"
 DELIVER_AT_HEADER = "rocketmq-deliver-at"
 BODY_ENCODING_HEADER = "rocketmq-encoding"
@@ -43,6 +45,7 @@ NEAR, _BORDER = 600.0, 120.0
 _GZIP = WIRE.enums["Encoding"]["GZIP"]
 _IDENTITY = WIRE.enums["Encoding"]["IDENTITY"]
 _MD5 = WIRE.enums["DigestType"]["MD5"]
+_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 _GZIP_MAGIC = b"\x1f\x8b"
 _TYPE_NAMES = {number: name for name, number in TYPES.items()}
@@ -101,11 +104,14 @@ def inbound(message: Any, kind: int, half_id: UUID, client: str, content_type: s
         own[BODY_ENCODING_HEADER] = "GZIP"
         if message.body.startswith(_GZIP_MAGIC):  # old clients say so of zlib's streams, too, which handlers can't read
             own[ENCODING_HEADER] = "gzip"
+    headers = dict(message.user_properties)
+    if _PARENT.fullmatch(system.trace_context):
+        headers.setdefault(PARENT_HEADER, system.trace_context)
     options: SendOptions = {
         "id": half_id,
         "key": system.message_group or None,
         "tag": system.tag if system.HasField("tag") else None,
-        "headers": dict(message.user_properties),
+        "headers": headers,
         "content_type": content_type or BYTES,
     }
     if system.HasField("delivery_timestamp"):
@@ -141,8 +147,11 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
     )
     if message.tag is not None:
         system.tag = message.tag
-    if (trace := headers.get(TRACE_HEADER)) is not None:
+    properties = {name: text for name, text in headers.items() if not name.startswith(OWN_PREFIXES)}
+    if (trace := headers.get(TRACE_HEADER, headers.get(PARENT_HEADER))) is not None:
         system.trace_context = trace
+        if from_client and properties.get(PARENT_HEADER) == trace:  # it was no property of the sender's
+            del properties[PARENT_HEADER]
     if message.key is not None:
         if from_client or fifo:
             system.message_group = message.key
@@ -153,7 +162,6 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
     if (due := _number(headers.get(DELIVER_AT_HEADER))) is not None and system.message_type == DELAY:
         system.delivery_timestamp.seconds, rest = divmod(due, 1000)
         system.delivery_timestamp.nanos = rest * 1_000_000
-    properties = {name: text for name, text in headers.items() if not name.startswith(OWN_PREFIXES)}
     topic = {"name": message.topic}
     return new("Message", topic=topic, user_properties=properties, system_properties=system, body=body)
 
