@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,8 @@ from outbox.text import storable
 
 #: For so long (seconds) a client without a stream is remembered after it was heard last, and so many of them at most.
 _REMEMBERED, _MOST = 600.0, 50_000
+#: So many of those that were heard the longest ago a new client has looked at.
+_AT_ONCE = 3
 #: A client that was heard within so many seconds is there, also without a stream: it sends a heartbeat each 10 s.
 _THERE = 30.0
 #: So many commands may wait for a client that doesn't take them.
@@ -41,7 +43,7 @@ class CommandStream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._commands: deque[Any] = deque(maxlen=_MOST_COMMANDS)
-        self._news = asyncio.Event()
+        self._news, self._taken = asyncio.Event(), asyncio.Event()
         self._ended = False
 
     def put(self, command: Any) -> None:
@@ -52,10 +54,17 @@ class CommandStream:
         self._commands.append(command)
         self._news.set()
 
+    async def sent(self) -> None:
+        """Return once the stream has taken all commands: a client that takes none is read no further."""
+        while self._commands and not self._ended:
+            self._taken.clear()
+            await self._taken.wait()
+
     def end(self) -> None:
         """End the stream once its commands are sent; to be called in the loop."""
         self._ended = True
         self._news.set()
+        self._taken.set()
 
     async def next(self) -> Any:
         """Return the next command; None at the end."""
@@ -64,6 +73,7 @@ class CommandStream:
                 return None
             self._news.clear()
             await self._news.wait()
+        self._taken.set()
         return self._commands.popleft()
 
 
@@ -128,7 +138,7 @@ class Clients:
         self._loop = loop
         self._guard = threading.Lock()
         #: By the user too: what one user does under an id isn't what another one's client has said.
-        self._clients: dict[tuple[UserOptions, str], Client] = {}
+        self._clients: OrderedDict[tuple[UserOptions, str], Client] = OrderedDict()
         self._turn = itertools.count()
 
     def heard(self, id_: str, user: UserOptions, metadata: Mapping[str, str], host: str) -> Client:
@@ -136,19 +146,28 @@ class Clients:
         now = time.monotonic()
         with self._guard:
             if (client := self._clients.get((user, id_))) is None:
-                if len(self._clients) >= _MOST:
-                    self._forget(now)
+                self._forget(now)
                 language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _ABOUT_ITSELF)
                 client = self._clients[user, id_] = Client(id_, language, version, host, now, user)
             client.heard_at = now
+            self._clients.move_to_end((user, id_))
             return client
 
     def _forget(self, now: float) -> None:
-        """Forget those that are gone, or the one that was heard the longest ago; the lock is held."""
-        absent = [each for each in self._clients.values() if not each.streams]
-        gone = [each for each in absent if now - each.heard_at > _REMEMBERED]
-        for each in gone or sorted(absent, key=lambda each: each.heard_at)[:1]:
-            del self._clients[each.user, each.id]
+        """Forget a client or two that are gone, or, of too many, the one that was heard the longest ago.
+
+        The lock is held. They stand in the order in which they were heard; those that are connected go to the end.
+        """
+        for _ in range(_AT_ONCE):
+            key, each = next(iter(self._clients.items()), (None, None))
+            if key is None or each is None:
+                return
+            if each.streams:
+                self._clients.move_to_end(key)
+            elif len(self._clients) >= _MOST or now - each.heard_at > _REMEMBERED:
+                del self._clients[key]
+            else:
+                return
 
     def open(self, client: Client) -> CommandStream:
         """Return a stream of commands to a client."""

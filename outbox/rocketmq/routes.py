@@ -7,6 +7,7 @@ which a client starts and never receives.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from outbox.rocketmq.wire import WIRE, WireCode, new, status_of, time_fields
 
 #: How many messages a push consumer asks for at once, and for how long (seconds) a poll may wait.
 BATCH, POLLING = 32, 20
+#: So many bytes a client's settings may have: a thousand topics, each with a filter.
+_MOST_BYTES = 1024 * 1024
 _BROKER = "outbox"
 _READ_WRITE = WIRE.enums["Permission"]["READ_WRITE"]
 _MIXED = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
@@ -30,10 +33,13 @@ _PRODUCER_BACKOFF = {
 
 
 class NoSettings(Exception):
-    """Settings of neither a producer nor a consumer: the stream ends with INVALID_ARGUMENT, as at the proxy."""
+    """Settings of neither a producer nor a consumer: the stream ends with INVALID_ARGUMENT, as at the proxy.
 
-    def __init__(self) -> None:
-        super().__init__("there is no publishing or subscription data in settings")
+    So it does for a command that is too large.
+    """
+
+    def __init__(self, text: str = "there is no publishing or subscription data in settings") -> None:
+        super().__init__(text)
 
 
 def accepted(kind: TopicType) -> list[int]:
@@ -91,14 +97,18 @@ class Routes:
         """Answer the commands of a client's telemetry stream until it ends its half.
 
         Raises:
-            NoSettings: its settings are neither a producer's nor a consumer's.
+            NoSettings: its settings are neither a producer's nor a consumer's, or a command is too large.
         """
         async for command in commands:
+            if (size := command.ByteSize()) > _MOST_BYTES:
+                raise NoSettings(f"a command of {size} bytes is too large, max is {_MOST_BYTES}")
             client = self._clients.heard(client.id, client.user, {}, client.host)
             if command.HasField("settings"):
                 self._clients.settle(client, command.settings)
                 answer = self.merged(command.settings)
                 stream.put(new("TelemetryCommand", status=status_of(WireCode.OK), settings=answer))
+                await asyncio.sleep(0)  # it is put by the loop
+                await stream.sent()
 
     def merged(self, sent: Any) -> Any:
         """Return a client's settings with what the server says of them."""

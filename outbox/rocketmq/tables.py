@@ -19,10 +19,12 @@ from sqlalchemy import QueuePool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outbox.consumer.subscription import Subscription
 from outbox.database.engines import engine_like
 from outbox.database.execute import Template, execute, sqlstate
 from outbox.database.sql import OPS, PING, notify, read_news
 from outbox.dispatch.sql import topic_queues
+from outbox.leases import NO_HANDLER, LeasedGroup
 from outbox.rocketmq.options import RocketmqOptions
 from outbox.telemetry.events import ClientCallFailed, PassFailed
 from outbox.telemetry.hooks import emit
@@ -146,6 +148,15 @@ class Tables:
         for topic in topics:
             if not self.do(partial(self._find, topic)):
                 self._make(topic)
+
+    def leased(self, topic: str, group: str, **options: Any) -> LeasedGroup[Any]:
+        """Return a leased group of a topic, with options of `Outbox.leased`, which no Outbox has to keep for ever."""
+        named = {"group": group, "ordered": False, "leased": True, "transactional": False, **options}
+        outbox, settings = self.outbox, self.settings
+        declared = Subscription.declare(
+            settings, topic, NO_HANDLER, None, outbox.codecs, beside=outbox.functions, **named
+        )
+        return LeasedGroup(lambda: declared, settings, lambda: self.engine)
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
