@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outbox.message.content import MAX_TOPIC
 from outbox.rocketmq.options import UserOptions
-from outbox.rocketmq.rules import is_topic
+from outbox.rocketmq.rules import check_group, check_topic, is_topic
 from outbox.rocketmq.wire import WIRE, millis
 from outbox.text import storable
 
@@ -81,8 +82,9 @@ class CommandStream:
 class Client:
     """A client, as its requests have told of it; times are of `time.monotonic`.
 
-    ``user`` is the one that signs its requests. ``topics`` are those that its settings name, ``transactions``
-    those to which it has sent halves. ``unanswered_at`` is when it let a question time out last.
+    ``user`` is the one that signs its requests. ``namespace`` is that of topics and groups which it names without one.
+    ``topics`` are those that its settings name, ``transactions`` those to which it has sent halves. It let a question
+    time out at ``unanswered_at`` last.
     """
 
     id: str
@@ -98,7 +100,27 @@ class Client:
     heard_at: float = 0.0
     unanswered_at: float | None = None
     has_left: bool = False
+    namespace: str = ""
     streams: list[CommandStream] = field(default_factory=list)
+
+    def name_of(self, resource: Any) -> str:
+        """Return the name of a topic or group here: ``namespace%name``, as RocketMQ writes it where they are joined."""
+        namespace = resource.resource_namespace or self.namespace
+        return f"{namespace}%{resource.name}" if namespace and resource.name.strip() else resource.name
+
+    def topic_of(self, resource: Any) -> str:
+        """Return the name of a topic; raise Refused if it is none that a client may use."""
+        return check_topic(self.name_of(resource))
+
+    def group_of(self, resource: Any) -> str:
+        """Return the name of a group; raise Refused if it is none that a client may use."""
+        return check_group(self.name_of(resource))
+
+    def resource(self, name: str) -> dict[str, str]:
+        """Return a name as this client knows it: in its namespace, or as it is."""
+        if self.namespace and name.startswith(f"{self.namespace}%"):
+            return {"resource_namespace": self.namespace, "name": name[len(self.namespace) + 1 :]}
+        return {"name": name}
 
     @property
     def is_reachable(self) -> bool:
@@ -150,6 +172,7 @@ class Clients:
                 language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _ABOUT_ITSELF)
                 client = self._clients[user, id_] = Client(id_, language, version, host, now, user)
             client.heard_at = now
+            client.namespace = storable(metadata.get("x-mq-namespace", client.namespace))[:MAX_TOPIC]
             self._clients.move_to_end((user, id_))
             return client
 
@@ -188,10 +211,10 @@ class Clients:
             client.kind = settings.client_type
         if settings.HasField("publishing"):
             client.kind = client.kind or _PRODUCER
-            client.topics = _topics(topic.name for topic in settings.publishing.topics)
+            client.topics = _topics(map(client.name_of, settings.publishing.topics))
         elif settings.HasField("subscription"):
-            client.topics = _topics(entry.topic.name for entry in settings.subscription.subscriptions)
-            client.group = settings.subscription.group.name or None
+            client.topics = _topics(client.name_of(entry.topic) for entry in settings.subscription.subscriptions)
+            client.group = client.name_of(settings.subscription.group) or None
         if language := settings.user_agent.language:
             names = {number: name for name, number in WIRE.enums["Language"].items()}
             client.language = names.get(language, client.language)

@@ -122,8 +122,10 @@ def inbound(message: Any, kind: int, half_id: UUID, client: str, content_type: s
     return Inbound(Outgoing(StoredBytes(message.body), **options), own, immunity)
 
 
-def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
+def wire_message(message: Message | Orphan, topic: Any, *, fifo: bool = False) -> Any:
     """Return a message as clients receive it; its headers of ours aren't among the properties.
+
+    ``topic`` is the Resource by which the client knows its topic.
 
     ``fifo``: for a group that keeps the order of keys, where the key of a message that no client has sent is its
     message group; elsewhere it is one of its keys.
@@ -162,7 +164,6 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
     if (due := _number(headers.get(DELIVER_AT_HEADER))) is not None and system.message_type == DELAY:
         system.delivery_timestamp.seconds, rest = divmod(due, 1000)
         system.delivery_timestamp.nanos = rest * 1_000_000
-    topic = {"name": message.topic}
     return new("Message", topic=topic, user_properties=properties, system_properties=system, body=body)
 
 

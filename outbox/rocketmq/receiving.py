@@ -25,7 +25,7 @@ from outbox.rocketmq.expression import compile_expression
 from outbox.rocketmq.mapping import keys_of, lease_of, wire_message
 from outbox.rocketmq.options import must
 from outbox.rocketmq.routes import BATCH, POLLING
-from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_group, check_invisible, check_topic
+from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_invisible
 from outbox.rocketmq.sending import GroupCommit, no_topic, overall
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, millis, new, status_of, time_fields
@@ -284,7 +284,7 @@ class ReceiveCalls:
     def _pair(self, request: Any, client: Client) -> tuple[str, str]:
         """Return group and topic of a request, which its user may receive."""
         named = request.message_queue.topic if hasattr(request, "message_queue") else request.topic
-        topic, group = check_topic(named.name), check_group(request.group.name)
+        topic, group = client.topic_of(named), client.group_of(request.group)
         must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
         return group, topic
 
@@ -325,9 +325,11 @@ class ReceiveCalls:
         if request.auto_renew:
             self.renewals.add([each.lease for each in taken], client)
         if sum(len(each.message.stored) for each in taken) < _SMALL:
-            return self._parts(taken)
+            return self._parts(taken, request.message_queue.topic)
         # Digests of many megabytes would hold up all other calls.
-        return await asyncio.get_running_loop().run_in_executor(self._tables.threads, self._parts, taken)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._tables.threads, self._parts, taken, request.message_queue.topic
+        )
 
     def _taker(self, group: str, topic: str, name: str, accepts: Accepts | None) -> SharedTaker:
         if (taker := self._takers.get((group, topic, name))) is None:
@@ -346,16 +348,16 @@ class ReceiveCalls:
             busy = {key[:2] for key in self._takers}
             self._groups = {pair: each for pair, each in self._groups.items() if pair in busy}
 
-    def _parts(self, taken: Sequence[Taken]) -> list[Any]:
-        """Return the parts of an answer with messages, or without."""
+    def _parts(self, taken: Sequence[Taken], topic: Any) -> list[Any]:
+        """Return the parts of an answer with messages, or without; ``topic`` is what the client calls it."""
         status = status_of(WireCode.OK) if taken else status_of(WireCode.MESSAGE_NOT_FOUND, "no new message")
-        answers: list[dict[str, Any]] = [{"status": status}, *({"message": self._message(each)} for each in taken)]
-        answers.append({"delivery_timestamp": time_fields(int(time.time() * 1000))})
-        return [new("ReceiveMessageResponse", **part) for part in answers]
+        messages: list[dict[str, Any]] = [{"message": self._message(each, topic)} for each in taken]
+        at = {"delivery_timestamp": time_fields(int(time.time() * 1000))}
+        return [new("ReceiveMessageResponse", **part) for part in ({"status": status}, *messages, at)]
 
-    def _message(self, taken: Taken) -> Any:
+    def _message(self, taken: Taken, topic: Any) -> Any:
         message, lease = taken.message, taken.lease
-        made = wire_message(message, fifo=self._tables.options.group(lease.group).fifo)
+        made = wire_message(message, topic, fifo=self._tables.options.group(lease.group).fifo)
         system = made.system_properties
         system.receipt_handle, system.delivery_attempt = lease.handle, taken.attempt
         system.queue_id, system.queue_offset, system.store_host = lease.queue, lease.position, self._tables.host
@@ -461,7 +463,7 @@ class ReceiveCalls:
     async def terminated(self, request: Any, client: Client) -> Any:
         """Forget a client that ends; what it has taken is due again in a second."""
         self._clients.leave(client)
-        group = request.group.name or client.group or ""
+        group = client.name_of(request.group) or client.group or ""
         # By its settings too: a group that was idle may be forgotten here.
         topics = {topic for of_group, topic in self._groups if of_group == group} | client.topics
         for topic in sorted(topics):

@@ -13,7 +13,7 @@ from typing import Any
 
 from outbox.rocketmq.clients import Client, Clients, CommandStream
 from outbox.rocketmq.options import TopicType, must
-from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused, check_group, check_topic
+from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused
 from outbox.rocketmq.sending import no_topic
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, new, status_of, time_fields
@@ -56,18 +56,18 @@ class Routes:
 
     async def query_route(self, request: Any, client: Client) -> Any:
         """Answer with the queues of a topic, all at the address that was asked."""
-        topic = check_topic(request.topic.name)
+        topic = client.topic_of(request.topic)
         must(client.user.may_see(topic), f"know of topic {topic}")
-        queues = [self._queue(topic, number, request.endpoints) for number in range(await self._queues(topic))]
+        queues = [self._queue(topic, number, request) for number in range(await self._queues(topic))]
         return new("QueryRouteResponse", status=status_of(WireCode.OK), message_queues=queues)
 
     async def query_assignment(self, request: Any, client: Client) -> Any:
         """Answer with one queue that stands for all; for a group that keeps the order of keys, with each."""
-        topic, group = check_topic(request.topic.name), check_group(request.group.name)
+        topic, group = client.topic_of(request.topic), client.group_of(request.group)
         must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
         queues = await self._queues(topic)
         numbers = range(queues) if self._tables.options.group(group).fifo else [-1]
-        assignments = [{"message_queue": self._queue(topic, number, request.endpoints)} for number in numbers]
+        assignments = [{"message_queue": self._queue(topic, number, request)} for number in numbers]
         return new("QueryAssignmentResponse", status=status_of(WireCode.OK), assignments=assignments)
 
     async def _queues(self, topic: str) -> int:
@@ -75,20 +75,20 @@ class Routes:
             raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
         return queues
 
-    def _queue(self, topic: str, number: int, endpoints: Any) -> Any:
+    def _queue(self, topic: str, number: int, request: Any) -> Any:
         return new(
             "MessageQueue",
-            topic={"name": topic},
+            topic=request.topic,
             id=number,
             permission=_READ_WRITE,
-            broker={"name": _BROKER, "id": 0, "endpoints": endpoints},
+            broker={"name": _BROKER, "id": 0, "endpoints": request.endpoints},
             accept_message_types=accepted(self._tables.options.topic(topic).type),
         )
 
     async def heartbeat(self, request: Any, client: Client) -> Any:
         """Note that a client lives; also one whose settings aren't known here, such as after a restart."""
         client.kind = client.kind or request.client_type
-        client.group = client.group or request.group.name or None
+        client.group = client.group or client.name_of(request.group) or None
         return new("HeartbeatResponse", status=status_of(WireCode.OK))
 
     # --- telemetry -----------------------------------------------------------------------------------------------
@@ -105,12 +105,12 @@ class Routes:
             client = self._clients.heard(client.id, client.user, {}, client.host)
             if command.HasField("settings"):
                 self._clients.settle(client, command.settings)
-                answer = self.merged(command.settings)
+                answer = self.merged(command.settings, client)
                 stream.put(new("TelemetryCommand", status=status_of(WireCode.OK), settings=answer))
                 await asyncio.sleep(0)  # it is put by the loop
                 await stream.sent()
 
-    def merged(self, sent: Any) -> Any:
+    def merged(self, sent: Any, client: Client) -> Any:
         """Return a client's settings with what the server says of them."""
         settings = type(sent).FromString(sent.SerializeToString())
         settings.metric.on = False
@@ -119,7 +119,7 @@ class Routes:
             settings.publishing.max_body_size = min(MAX_BODY, self._tables.settings.max_body_bytes)
             settings.publishing.validate_message_type = True
         elif settings.HasField("subscription"):
-            group = self._tables.options.group(settings.subscription.group.name)
+            group = self._tables.options.group(client.name_of(settings.subscription.group))
             pauses = [time_fields(int(seconds * 1000)) for seconds in group.retry_delays]
             backoff = {"max_attempts": group.max_attempts, "customized_backoff": {"next": pauses}}
             settings.backoff_policy.CopyFrom(new("RetryPolicy", **backoff))

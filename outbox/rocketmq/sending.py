@@ -220,8 +220,8 @@ class SendCalls:
         messages = list(request.messages)
         if not messages:
             raise Refused(WireCode.MESSAGE_CORRUPTED, "no message to send")
-        topic = messages[0].topic.name
-        if any(message.topic.name != topic for message in messages):
+        topic = client.name_of(messages[0].topic)
+        if any(client.name_of(message.topic) != topic for message in messages):
             raise Refused(WireCode.MESSAGE_CORRUPTED, "topic in message is not same")
         must(client.user.may_send(check_topic(topic)), f"send to topic {topic}")
         now, expected = self._tables.clock(), self._tables.options.topic(topic).type
@@ -261,7 +261,7 @@ class SendCalls:
 
     async def end_transaction(self, request: Any, client: Client) -> Any:
         """Decide a half: the first verdict wins, the same one again is in order, another one is refused."""
-        topic = check_topic(request.topic.name)
+        topic = client.topic_of(request.topic)
         must(client.user.may_send(topic), f"decide messages of topic {topic}")
         if not request.transaction_id.strip():
             raise Refused(WireCode.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
@@ -309,7 +309,7 @@ class SendCalls:
 
     async def recall_message(self, request: Any, client: Client) -> Any:
         """Take a delayed message back; again is in order."""
-        topic = check_topic(request.topic.name)
+        topic = client.topic_of(request.topic)
         must(client.user.may_send(topic), f"recall messages of topic {topic}")
         if not self._tables.options.recall:
             raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")

@@ -86,9 +86,9 @@ def test_large_answers_are_not_made_in_the_loop(
     made: dict[int, str] = {}
     original = mapping.wire_message
 
-    def wire_message(sent: Any, **options: Any) -> Any:
+    def wire_message(sent: Any, *more: Any, **options: Any) -> Any:
         made[len(sent.stored)] = threading.current_thread().name
-        return original(sent, **options)
+        return original(sent, *more, **options)
 
     monkeypatch.setattr(receiving, "wire_message", wire_message)
     for body in (b"small", b"x" * 100_000):
