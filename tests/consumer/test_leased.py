@@ -407,6 +407,32 @@ def test_a_group_that_was_reset_has_them_again(bench: Bench) -> None:
     assert bench.statuses() == [("consumed", 1)] * 2
 
 
+def test_a_reset_hands_what_had_failed_out_once(bench: Bench) -> None:
+    """What is due again when the group is reset is read again, and isn't a retry beside that."""
+    group = leased(bench)
+    bench.send("a", "b")
+    first, _ = group.take(2)
+    first.fail("ill", delay=0)
+    end_leases(bench)
+    bench.sink.operator.reset_group("g", "t", "first", by="me", why="test")
+    again = group.take(5)
+    assert (sorted(bodies(again)), [each.attempt for each in again]) == (["a", "b"], [1, 1])
+    assert all(each.acknowledge() for each in again)
+
+
+def test_a_reset_keeps_the_order_of_what_is_new_beside_it(bench: Bench) -> None:
+    """Messages that are read again come before those that the group hasn't come to yet, also when all leases ended."""
+    group = leased(bench, ordered="key")
+    bench.send("1", "2")
+    assert len(group.take(2)) == 2
+    bench.send("3", "4")
+    bench.sink.operator.reset_group("g", "t", "first", by="me", why="test")
+    assert bodies(group.take(5)) == ["1", "2", "3", "4"]
+    end_leases(bench)
+    (first,) = group.take(5)
+    assert first.body == "1"
+
+
 def test_a_reset_reads_over_what_is_taken(bench: Bench) -> None:
     """Also where it comes to wait for its key by then: the group goes on, and the lease of before is none."""
     group = leased(bench, ordered="key")

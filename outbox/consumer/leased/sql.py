@@ -28,7 +28,8 @@ LAPSED = "taken, and not settled before the lease ended"
 _UNSAID = "due.lapsed AND (due.taken_by IS NOT NULL OR m.last_error IS NULL)"
 
 # As in the retry pass: a row that another transaction has is left alone. The lease that lapsed was an attempt; one
-# without a client was given up by `fail` in SQL, which has written why.
+# without a client was given up by `fail` in SQL, which has written why. One of an earlier passage comes when the group
+# reads it again: else one take would hand it out twice.
 #: Take messages that are due: they failed, or their lease has ended. Rows: ``(id, queue, position, attempts before
 #: this one, number of the lease, its end, it was never attempted, first failed at, passage, the lease before has
 #: lapsed, its client, order key, its turn there, the last error, its kind)``.
@@ -38,7 +39,7 @@ WITH due AS MATERIALIZED (
            {FIRST_FAILED_AT} AS first_failed_at, taken_by
       FROM {{s}}.consumer_message c
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND status IN {TIMED}
-       AND next_attempt_at <= clock_timestamp() AND {is_first_of_key("c")}
+       AND next_attempt_at <= clock_timestamp() AND NOT {of_earlier_passage("c")} AND {is_first_of_key("c")}
      ORDER BY next_attempt_at LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED
 )

@@ -17,6 +17,7 @@ while it may fail once more, and don't pay an attempt each time that its lease l
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -341,15 +342,18 @@ class Taker(Consumer):
     def _write(
         self, progress: ConsumerProgress, batch: Batch, run: Sequence[Entry], named: dict[str, Any]
     ) -> Iterator[Statement]:
-        """Write the rows of messages that are taken; those that this passage handles again have one."""
+        """Write the rows of messages that are taken; those that this passage handles again have one.
+
+        In the order of the log: each statement gives the next turns of a key.
+        """
         of, passage = progress.of, progress.passage
         values = {"group": of.group, "topic": of.topic, "queue": of.queue, "passage": passage, **named}
-        if new := [entry for entry in run if entry.id not in batch.again]:
-            yield sql.take_new(of.schema, **values, **self._columns(new))
-        if again := [entry for entry in run if entry.id in batch.again]:
-            ids = [entry.id for entry in again]
-            yield consumer_sql.keep_earlier(of.schema, group=of.group, ids=ids, passage=passage)
-            yield sql.take_reread(of.schema, **values, **self._columns(again))
+        for again, entries in itertools.groupby(run, lambda entry: entry.id in batch.again):
+            columns = self._columns(list(entries))
+            if again:
+                yield consumer_sql.keep_earlier(of.schema, group=of.group, ids=columns["ids"], passage=passage)
+            take = sql.take_reread if again else sql.take_new
+            yield take(of.schema, **values, **columns)
 
     def _columns(self, entries: Sequence[Entry]) -> dict[str, Any]:
         return {
