@@ -263,7 +263,7 @@ def run(engine: Engine, folder: Path, messages: int, kills: int, seed: int = 1) 
     dice = random.Random(seed)  # noqa: S311
     with ExitStack() as stack:
         servers = [crowd.start(number) for number in range(2)]
-        stack.callback(lambda: [end(each) for each in servers])
+        stack.callback(lambda: list(map(end, servers)))
         crowd.wait_for_server()
         pool = stack.enter_context(ThreadPoolExecutor(5))
         stack.callback(crowd.ended.set)
