@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.message.content import MAX_TOPIC
-from outbox.rocketmq.options import UserOptions
+from outbox.rocketmq.options import UserOptions, must
 from outbox.rocketmq.rules import check_group, check_topic, is_topic
-from outbox.rocketmq.wire import WIRE, millis
+from outbox.rocketmq.wire import WIRE
 from outbox.text import storable
 
 #: For so long (seconds) a client without a stream is remembered after it was heard last, and so many of them at most.
@@ -115,6 +115,12 @@ class Client:
     def group_of(self, resource: Any) -> str:
         """Return the name of a group; raise Refused if it is none that a client may use."""
         return check_group(self.name_of(resource))
+
+    def pair_of(self, group: Any, topic: Any) -> tuple[str, str]:
+        """Return the names of a group and its topic; raise Refused if its user may not receive for it."""
+        pair = self.group_of(group), self.topic_of(topic)
+        must(self.user.may_receive(pair[1], pair[0]), f"receive from topic {pair[1]} for group {pair[0]}")
+        return pair
 
     def resource(self, name: str) -> dict[str, str]:
         """Return a name as this client knows it: in its namespace, or as it is."""
@@ -266,8 +272,3 @@ class Clients:
 def _topics(names: Iterable[str]) -> frozenset[str]:
     """Return those of the names that a topic can have, and so many of them at most that a client can't fill memory."""
     return frozenset(itertools.islice(filter(is_topic, names), _MOST_TOPICS))
-
-
-def seconds_of(duration: Any) -> float:
-    """Return the seconds of a Duration."""
-    return millis(duration) / 1000

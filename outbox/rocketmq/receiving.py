@@ -23,10 +23,9 @@ from outbox.message.model import Message, Status
 from outbox.rocketmq.clients import Client, Clients
 from outbox.rocketmq.expression import compile_expression
 from outbox.rocketmq.mapping import keys_of, lease_of, wire_message
-from outbox.rocketmq.options import must
 from outbox.rocketmq.routes import BATCH, POLLING
 from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_invisible
-from outbox.rocketmq.sending import GroupCommit, no_topic, overall
+from outbox.rocketmq.sending import CallItem, GroupCommit, overall
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, millis, new, status_of, time_fields
 from outbox.telemetry.events import ClientFiltersDiffer
@@ -199,16 +198,12 @@ class SharedTaker:
         self.wake()
 
 
-@dataclass(eq=False, slots=True)
-class AckItem:
+@dataclass(eq=False)
+class AckItem(CallItem):
     """A message to acknowledge, and what came of it."""
 
     lease: MessageLease
-    client: str
-    topic: str
     outcome: Settlement = Settlement.LATE
-    refused: Refused | None = None
-    size: int = 0
 
 
 class Renewals:
@@ -284,9 +279,7 @@ class ReceiveCalls:
     def _pair(self, request: Any, client: Client) -> tuple[str, str]:
         """Return group and topic of a request, which its user may receive."""
         named = request.message_queue.topic if hasattr(request, "message_queue") else request.topic
-        topic, group = client.topic_of(named), client.group_of(request.group)
-        must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
-        return group, topic
+        return client.pair_of(request.group, named)
 
     def _group(self, group: str, topic: str) -> LeasedGroup[Any]:
         """Return a group of a topic; a new one is made by its first receive."""
@@ -314,8 +307,7 @@ class ReceiveCalls:
         name, accepts = filter_of(request.filter_expression)
         if request.batch_size < 0:
             raise Refused(WireCode.BAD_REQUEST, f"batch size {request.batch_size} must be 0 or more")
-        if await self._tables.queues(topic) is None:
-            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
+        await self._tables.queues(topic)
         taken: list[Taken] = []
         if request.batch_size and not self._stopping:
             fifo = self._tables.options.group(group).fifo
@@ -374,7 +366,7 @@ class ReceiveCalls:
         items: list[AckItem | Refused] = []
         for entry in request.entries:
             try:
-                items.append(AckItem(lease_of(entry.receipt_handle, group, topic), client.id, topic))
+                items.append(AckItem(client.id, topic, lease_of(entry.receipt_handle, group, topic)))
             except Refused as refused:
                 items.append(refused)
         await self._acks.write([item for item in items if isinstance(item, AckItem)])

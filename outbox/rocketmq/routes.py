@@ -13,8 +13,7 @@ from typing import Any
 
 from outbox.rocketmq.clients import Client, Clients, CommandStream
 from outbox.rocketmq.options import TopicType, must
-from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused
-from outbox.rocketmq.sending import no_topic
+from outbox.rocketmq.rules import MAX_BODY, TYPES
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, new, status_of, time_fields
 
@@ -58,22 +57,16 @@ class Routes:
         """Answer with the queues of a topic, all at the address that was asked."""
         topic = client.topic_of(request.topic)
         must(client.user.may_see(topic), f"know of topic {topic}")
-        queues = [self._queue(topic, number, request) for number in range(await self._queues(topic))]
+        queues = [self._queue(topic, number, request) for number in range(await self._tables.queues(topic))]
         return new("QueryRouteResponse", status=status_of(WireCode.OK), message_queues=queues)
 
     async def query_assignment(self, request: Any, client: Client) -> Any:
         """Answer with one queue that stands for all; for a group that keeps the order of keys, with each."""
-        topic, group = client.topic_of(request.topic), client.group_of(request.group)
-        must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
-        queues = await self._queues(topic)
+        group, topic = client.pair_of(request.group, request.topic)
+        queues = await self._tables.queues(topic)
         numbers = range(queues) if self._tables.options.group(group).fifo else [-1]
         assignments = [{"message_queue": self._queue(topic, number, request)} for number in numbers]
         return new("QueryAssignmentResponse", status=status_of(WireCode.OK), assignments=assignments)
-
-    async def _queues(self, topic: str) -> int:
-        if (queues := await self._tables.queues(topic)) is None:
-            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
-        return queues
 
     def _queue(self, topic: str, number: int, request: Any) -> Any:
         return new(

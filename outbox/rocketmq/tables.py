@@ -26,6 +26,8 @@ from outbox.database.sql import OPS, PING, notify, read_news
 from outbox.dispatch.sql import topic_queues
 from outbox.leases import NO_HANDLER, LeasedGroup
 from outbox.rocketmq.options import RocketmqOptions
+from outbox.rocketmq.rules import Refused
+from outbox.rocketmq.wire import WireCode
 from outbox.telemetry.events import ClientCallFailed, PassFailed
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of, process_name
@@ -122,14 +124,15 @@ class Tables:
         """Return the database's Unix time, as far as it is known without asking."""
         return time.time() + self._offset
 
-    async def queues(self, topic: str) -> int | None:
-        """Return how many queues a topic has; None if there is none of this name, and none is to be made."""
+    async def queues(self, topic: str) -> int:
+        """Return how many queues a topic has; raise Refused if none is there, and none is to be made."""
         until, queues = self._queues.get(topic, (0.0, 0))
         if time.monotonic() < until:
             return queues
         if not (found := await self.run(partial(self._find, topic))):
             if not self.options.auto_create and topic not in self.options.topics and topic not in self.outbox.topics:
-                return None
+                text = f"no topic {topic} is known: declare it, or let the server make topics (auto_create)"
+                raise Refused(WireCode.TOPIC_NOT_FOUND, text)
             found = await asyncio.get_running_loop().run_in_executor(self.threads, self._make, topic)
         self._queues[topic] = time.monotonic() + _TOPICS_FOR, found
         return found
