@@ -169,6 +169,32 @@ def test_what_is_no_handle_or_time_is_refused(call: str, values: tuple[Any], con
     assert refused.value.sqlstate == "OX001"
 
 
+def test_the_rights_that_the_page_names_are_enough(connection: psycopg.Connection[Any], bench: Bench) -> None:
+    """They are of one table; without them nothing is settled."""
+    group = leased(bench)
+    bench.send("a", "b", "c")
+    first, second, third = group.take(3)
+    calls = ((first, "acknowledge(%s)"), (second, "extend(%s, 60)"), (third, "fail(%s, 'ill', 0)"))
+    role = f"packer_{uuid7().hex}"
+    connection.execute(f"CREATE ROLE {role}")
+    try:
+        connection.execute(f"GRANT USAGE ON SCHEMA outbox TO {role}")
+        connection.execute(f"SET ROLE {role}")
+        for taken, call in calls:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                said(connection, call, taken.handle)
+        connection.execute("RESET ROLE")
+        connection.execute(f"GRANT SELECT, UPDATE ON outbox.consumer_message TO {role}")
+        connection.execute(f"SET ROLE {role}")
+        for taken, call in calls:
+            said(connection, call, taken.handle)
+    finally:
+        connection.execute("RESET ROLE")
+        connection.execute(f"DROP OWNED BY {role}")
+        connection.execute(f"DROP ROLE {role}")
+    assert sorted(bench.statuses()) == [("consumed", 1), ("taken", 0), ("taken", 0)]
+
+
 def test_two_that_settle_at_once(connection: psycopg.Connection[Any], engine: Engine, bench: Bench) -> None:
     """The second one waits for the first, and is told what became of it."""
     group = leased(bench)

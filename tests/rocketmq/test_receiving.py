@@ -374,11 +374,13 @@ def test_a_group_that_keeps_the_order(ordered: RocketmqServer, engine: Engine) -
         store(raw, engine, b"b1", message_group="b")
         _, other = raw.receive("orders", "ordered")
         assert list(bodies(other)) == [b"b1"]
+        store(raw, engine, b"a4", b"a5", message_group="a")
         assert raw.receive("orders", "ordered")[0] == 40401
         for each in first:
             raw.ack("orders", "ordered", handle_of(each))
-        _, third = raw.receive("orders", "ordered")
-        assert list(bodies(third)) == [b"a3"]
+        # What has waited comes together.
+        _, others = raw.receive("orders", "ordered")
+        assert list(bodies(others)) == [b"a3", b"a4", b"a5"]
 
 
 @pytest.mark.usefixtures("impatient")
