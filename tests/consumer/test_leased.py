@@ -296,6 +296,24 @@ def test_what_waited_for_a_key_comes_together_in_order(any_bench: Bench) -> None
     assert bodies(group.take(3)) == ["a3"]
 
 
+def test_a_small_take_comes_past_a_backlog_that_waits(bench: Bench) -> None:
+    """What is held back, or isn't for the client, doesn't hide what lies behind it from a take of one."""
+    bench.app.declare_topic("t", 1)
+    group = leased(bench, ordered="key")
+    bench.send("a0", key="a")
+    (held,) = group.take()
+    bench.send(*(f"a{number}" for number in range(1, 100)), key="a")
+    bench.send("b", "c", key="b")
+    assert bodies(group.take()) == ["b"]
+    assert bodies(group.take(5)) == []
+    held.acknowledge()
+    assert len(group.take(1000)) == 99
+    other = leased(bench, group="h")
+    with other._connections() as (connection, source):
+        named = {"invisible": 60.0, "accepts": lambda message: message.body in {"b", "c"}}
+        assert [each.message.body for each in other.take_on(connection, source, 1, **named)] == ["b"]
+
+
 def test_an_act_on_one_that_waits_keeps_those_behind_it_back(bench: Bench) -> None:
     """While an operator's transaction has a message, those of its key behind it aren't handed out before it."""
     group = leased(bench, ordered="key")

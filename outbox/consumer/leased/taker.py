@@ -51,9 +51,11 @@ if TYPE_CHECKING:
 
 #: How many messages one take hands out at most.
 MOST_TAKEN = 1_000
-#: How often one take looks at the queues, where others read them or have changed their rows meanwhile; and at how many
-#: at least, if so many have messages.
-_LOOKS, _QUEUES = 3, 4
+#: How often one take looks at the queues, where others read them or have changed their rows meanwhile, or what it reads
+#: has to wait or isn't for the client; and at how many at least, if so many have messages.
+_LOOKS, _QUEUES = 6, 4
+#: So many times more than the look before it a look reads of a queue, and so much at most.
+_MORE, _MOST_READ = 8, 256
 
 
 def _taken(progress: ConsumerProgress, entry: Entry, number: int, until: dt.datetime) -> Taken:
@@ -75,6 +77,16 @@ def _turn(found: tuple[Row, Sequence[Row]]) -> tuple[int, int]:
     """Return where a row that was taken comes among those of its key."""
     row, _ = found
     return row[12] or 0, row[2]
+
+
+def _fitting(progress: ConsumerProgress, entries: list[Entry], inbox: KnownRows, most: int) -> Batch | None:
+    """Return the batch up to the first message that is too many to be taken; None if that is the first of all."""
+    batch = progress.batch(entries, inbox, ordered=False)
+    if len(batch.run) <= most:
+        return batch
+    extra = batch.run[most]
+    fitting = list(itertools.takewhile(lambda entry: entry is not extra, entries))
+    return progress.batch(fitting, inbox, ordered=False) if fitting else None
 
 
 class Taker(Consumer):
@@ -224,13 +236,14 @@ class Taker(Consumer):
     ) -> list[Taken]:
         """Read on in the queues that have messages, a part of each in one transaction."""
         taken, pruned = list[Taken](), None
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
             waiting = self.waiting_queues(connection, source)
             if not waiting:
                 break
             random.shuffle(waiting)
             try:
-                found, is_done = self._read_on(connection, source, waiting, most - len(taken), named, accepts)
+                left = most - len(taken)
+                found, is_done = self._read_on(connection, source, waiting, left, _MORE**look, named, accepts)
             except MessagesPruned as error:
                 pruned = error
                 break
@@ -251,20 +264,25 @@ class Taker(Consumer):
         source: Connection,
         waiting: Sequence[QueueConsumer],
         most: int,
+        times: int,
         named: dict[str, Any],
         accepts: Callable[[Message], bool] | None,
     ) -> tuple[list[Taken], bool]:
-        """Take from some queues in one transaction. Return what, and whether a further look would find nothing more."""
+        """Take from some queues in one transaction. Return what, and whether a further look would find nothing more.
+
+        It reads so many ``times`` what it may take.
+        """
         # In the order in which all transactions lock several; a queue is only tried, so that none waits. Others may
         # read some of them at this moment.
         queues = sorted(waiting[: max(most, _QUEUES)], key=lambda queue: queue.progress.of.lock)
         share = -(-most // len(queues))
+        share = max(share, min(share * times, _MOST_READ))
         with begin(connection):
             progresses = self._locked(connection, queues)
             reads = [each.next_messages(self.subscription, self._settings, share) for each in progresses]
             ahead = read_log(connection, source, plan_by_index(), *reads)[1:] if reads else []
             entries: dict[ConsumerProgress, list[Entry]] = {}
-            pruned, left = None, most
+            pruned = None
             for progress, rows in zip(progresses, ahead, strict=True):
                 try:
                     read = progress.read(rows, self.subscription)
@@ -273,10 +291,9 @@ class Taker(Consumer):
                     continue
                 if read is None:
                     go_back(connection, source, progress)
-                elif read and left > 0:
-                    entries[progress] = [_accepted(each, accepts) for each in read[:left]]
-                    left -= len(entries[progress])
-            taken = self._take_read(connection, source, entries, named) if entries else []
+                elif read:
+                    entries[progress] = [_accepted(each, accepts) for each in read]
+            taken = self._take_read(connection, source, entries, most, named) if entries else []
         if pruned is not None and not taken:
             raise pruned
         return taken, bool(progresses) and not entries
@@ -302,9 +319,10 @@ class Taker(Consumer):
         connection: Connection,
         source: Connection,
         entries: dict[ConsumerProgress, list[Entry]],
+        most: int,
         named: dict[str, Any],
     ) -> list[Taken]:
-        """Take entries that were read, as far as the inbox lets them, and go past them."""
+        """Take at most so many of the entries that were read, as far as the inbox lets them, and go past them."""
         statements = {each: each.inbox_of(several, self.subscription) for each, several in entries.items()}
         _, *rows = execute(connection, plan_by_index(once=True), *(it for its in statements.values() for it in its))
         results, batches = iter(rows), list[tuple[ConsumerProgress, Batch, list[Entry]]]()
@@ -313,7 +331,10 @@ class Taker(Consumer):
             left = take_earlier(connection, source, progress, inbox) if progress.passage else inbox
             if left is None:  # a retry, or an operator's act, has one of them
                 continue
-            batch = progress.batch(several, left, ordered=False)
+            batch = _fitting(progress, several, left, most)
+            if batch is None:
+                continue
+            most -= len(batch.run)
             if batch.stop is Choice.RESENT and not batch.passed:
                 if not execute(connection, progress.resend(several[0]))[0]:
                     continue
