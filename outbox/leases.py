@@ -66,6 +66,11 @@ class LeasedMessage(Generic[T]):
         """The body, as the group reads it."""
         return self.message.body
 
+    @property
+    def handle(self) -> str:
+        """The lease as a text, for ``acknowledge``, ``extend`` and ``fail`` in SQL: those of another process, too."""
+        return self._lease.handle
+
     def acknowledge(self, within: Carrier | None = None) -> bool:
         """Say that the message is done: with the transaction of a session or connection, or in one of its own.
 

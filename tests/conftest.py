@@ -106,7 +106,7 @@ SLOW = (
         f"console/{name}"
         for name in ("browser/", "test_clients", "test_pages_hostile", "test_schema", "test_standalone")
     ),
-    "consumer/test_kill",
+    *(f"consumer/test_{name}" for name in ("kill", "leased_model")),
     *(f"dispatch/test_{name}" for name in ("restore", "rivals", "schedule", "stress")),
     "django/",
     *(f"doctor/test_{name}" for name in ("activity", "command", "isolation", "pooler", "server")),
@@ -123,7 +123,8 @@ SLOW = (
     "producer/test_versions",
     *(f"reconcile/test_{name}" for name in ("cli", "edges", "measure", "nights", "oracle", "repair")),
     *(f"reconcile/test_{name}" for name in ("second_look", "secrets", "settled", "spark", "tiers")),
-    *(f"rocketmq/{name}" for name in ("conformance/test_conformance", "conformance/test_restarting", "test_examples")),
+    *(f"rocketmq/conformance/test_{name}" for name in ("conformance", "restarting")),
+    *(f"rocketmq/test_{name}" for name in ("crowd", "examples", "killed")),
     *(f"worker/test_{name}" for name in ("bulk", "check", "outages", "reconcile", "signals")),
 )
 

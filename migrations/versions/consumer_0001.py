@@ -204,6 +204,86 @@ UPGRADE = (
         ON CONFLICT DO NOTHING;
         RETURN FOUND;
     END $$""",
+    # Handles are `outbox.consumer.leased.settlement.MessageLease.handle`: base64url of a checksum, the form, and the
+    # parts. The checksum isn't looked at: the number of a lease is drawn.
+    """CREATE FUNCTION {s}.lease_of(handle text, OUT consumer_group text, OUT topic text, OUT message_id uuid,
+        OUT lease bigint) LANGUAGE plpgsql IMMUTABLE {pinned}
+    DECLARE words text[];
+    BEGIN
+        words = string_to_array(convert_from(decode(rpad(translate(handle, '-_', '+/'),
+            (length(handle) + 3) / 4 * 4, '='), 'base64'), 'UTF8'), ' ');
+        IF array_length(words, 1) = 8 AND words[2] = '1' THEN
+            consumer_group = words[3]; topic = words[4];
+            message_id = CAST(words[7] AS uuid); lease = CAST(words[8] AS bigint);
+        END IF;
+        IF lease IS NULL THEN RAISE EXCEPTION USING MESSAGE = 'other parts'; END IF;
+    EXCEPTION WHEN OTHERS THEN
+        RAISE EXCEPTION USING ERRCODE = 'OX001', MESSAGE = concat('handle ''', left(handle, 40),
+            ''' is none of a leased message; give that which came with the message');
+    END $$""",
+    """CREATE FUNCTION {s}.lease_ended(handle text, what text) RETURNS void LANGUAGE plpgsql {pinned}
+    DECLARE held record;
+    BEGIN
+        held = {s}.lease_of(handle);
+        RAISE EXCEPTION USING ERRCODE = 'OX005', MESSAGE = concat('message ', held.message_id, ' of topic ''',
+            held.topic, ''' can''t be ', what, ' by group ''', held.consumer_group,
+            ''': its lease has ended or was settled; roll your change back, since it is handed out again');
+    END $$""",
+    # The number of the lease stays, as in Python: a client that says it twice is told so.
+    """CREATE FUNCTION {s}.acknowledge(handle text) RETURNS boolean LANGUAGE plpgsql {pinned}
+    DECLARE held record;
+    BEGIN
+        held = {s}.lease_of(handle);
+        UPDATE {s}.consumer_message m
+           SET status = 'consumed', attempts = attempts + 1, next_attempt_at = NULL, last_error = NULL,
+               error_kind = NULL, taken_by = NULL, take_id = NULL, order_key = NULL, turn = NULL, follows = false,
+               changed_at = clock_timestamp()
+         WHERE m.consumer_group = held.consumer_group AND m.topic = held.topic AND m.message_id = held.message_id
+           AND m.status = 'taken' AND m.lease = held.lease AND m.next_attempt_at > clock_timestamp();
+        IF FOUND THEN RETURN true; END IF;
+        PERFORM FROM {s}.consumer_message m
+          WHERE m.consumer_group = held.consumer_group AND m.topic = held.topic AND m.message_id = held.message_id
+            AND m.status = 'consumed' AND m.lease = held.lease;
+        IF NOT FOUND THEN PERFORM {s}.lease_ended(handle, 'acknowledged'); END IF;
+        RETURN false;
+    END $$""",
+    """CREATE FUNCTION {s}.extend(handle text, seconds double precision) RETURNS timestamptz
+        LANGUAGE plpgsql {pinned}
+    DECLARE held record; until timestamptz;
+    BEGIN
+        IF (seconds BETWEEN 0 AND 43200) IS NOT TRUE THEN
+            RAISE EXCEPTION USING ERRCODE = 'OX001',
+                MESSAGE = concat('seconds = ', coalesce(CAST(seconds AS text), 'NULL'), ' must be between 0 and 43200');
+        END IF;
+        held = {s}.lease_of(handle);
+        UPDATE {s}.consumer_message m
+           SET next_attempt_at = clock_timestamp() + make_interval(secs => seconds), changed_at = clock_timestamp()
+         WHERE m.consumer_group = held.consumer_group AND m.topic = held.topic AND m.message_id = held.message_id
+           AND m.status = 'taken' AND m.lease = held.lease AND m.next_attempt_at > clock_timestamp()
+        RETURNING m.next_attempt_at INTO until;
+        IF NOT FOUND THEN PERFORM {s}.lease_ended(handle, 'extended'); END IF;
+        RETURN until;
+    END $$""",
+    # The lease ends later, without a client: the group's next take writes the attempt, by the rules of the group, which
+    # only its declaration has.
+    """CREATE FUNCTION {s}.fail(handle text, reason text, delay double precision) RETURNS void
+        LANGUAGE plpgsql {pinned}
+    DECLARE held record;
+    BEGIN
+        IF (delay BETWEEN 0 AND 31536000) IS NOT TRUE THEN
+            RAISE EXCEPTION USING ERRCODE = 'OX001',
+                MESSAGE = concat('delay = ', coalesce(CAST(delay AS text), 'NULL'), ' must be between 0 and 31536000');
+        END IF;
+        held = {s}.lease_of(handle);
+        UPDATE {s}.consumer_message m
+           SET lease = CAST(random() * 9007199254740991 AS bigint), taken_by = NULL, take_id = NULL,
+               next_attempt_at = clock_timestamp() + make_interval(secs => delay),
+               last_error = coalesce(nullif(left(reason, 4000), ''), 'no reason'), error_kind = NULL,
+               changed_at = clock_timestamp()
+         WHERE m.consumer_group = held.consumer_group AND m.topic = held.topic AND m.message_id = held.message_id
+           AND m.status = 'taken' AND m.lease = held.lease AND m.next_attempt_at > clock_timestamp();
+        IF NOT FOUND THEN PERFORM {s}.lease_ended(handle, 'failed'); END IF;
+    END $$""",
 )
 
 DOWNGRADE = dropping(UPGRADE)

@@ -75,7 +75,8 @@ class Questions:
         if client is None or stream is None:
             raise NoVerdict(f"no producer of topic {orphan.topic!r} is connected any more")
         question = self._open[orphan.id] = ClientQuestion(orphan.topic)
-        asking = new("RecoverOrphanedTransactionCommand", message=wire_message(orphan), transaction_id=str(orphan.id))
+        message = wire_message(orphan, client.resource(orphan.topic))
+        asking = new("RecoverOrphanedTransactionCommand", message=message, transaction_id=str(orphan.id))
         stream.put(new("TelemetryCommand", recover_orphaned_transaction_command=asking))
         if not question.answered.wait(self._timeout):
             client.unanswered_at = time.monotonic()

@@ -10,18 +10,21 @@ import asyncio
 import itertools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outbox.rocketmq.options import UserOptions
-from outbox.rocketmq.rules import is_topic
-from outbox.rocketmq.wire import WIRE, millis
+from outbox.message.content import MAX_TOPIC
+from outbox.rocketmq.options import UserOptions, must
+from outbox.rocketmq.rules import check_group, check_topic, is_topic
+from outbox.rocketmq.wire import WIRE
 from outbox.text import storable
 
 #: For so long (seconds) a client without a stream is remembered after it was heard last, and so many of them at most.
 _REMEMBERED, _MOST = 600.0, 50_000
+#: So many of those that were heard the longest ago a new client has looked at.
+_AT_ONCE = 3
 #: A client that was heard within so many seconds is there, also without a stream: it sends a heartbeat each 10 s.
 _THERE = 30.0
 #: So many commands may wait for a client that doesn't take them.
@@ -41,7 +44,7 @@ class CommandStream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._commands: deque[Any] = deque(maxlen=_MOST_COMMANDS)
-        self._news = asyncio.Event()
+        self._news, self._taken = asyncio.Event(), asyncio.Event()
         self._ended = False
 
     def put(self, command: Any) -> None:
@@ -52,10 +55,17 @@ class CommandStream:
         self._commands.append(command)
         self._news.set()
 
+    async def sent(self) -> None:
+        """Return once the stream has taken all commands: a client that takes none is read no further."""
+        while self._commands and not self._ended:
+            self._taken.clear()
+            await self._taken.wait()
+
     def end(self) -> None:
         """End the stream once its commands are sent; to be called in the loop."""
         self._ended = True
         self._news.set()
+        self._taken.set()
 
     async def next(self) -> Any:
         """Return the next command; None at the end."""
@@ -64,6 +74,7 @@ class CommandStream:
                 return None
             self._news.clear()
             await self._news.wait()
+        self._taken.set()
         return self._commands.popleft()
 
 
@@ -71,8 +82,9 @@ class CommandStream:
 class Client:
     """A client, as its requests have told of it; times are of `time.monotonic`.
 
-    ``user`` is the one that signs its requests. ``topics`` are those that its settings name, ``transactions``
-    those to which it has sent halves. ``unanswered_at`` is when it let a question time out last.
+    ``user`` is the one that signs its requests. ``namespace`` is that of topics and groups which it names without one.
+    ``topics`` are those that its settings name, ``transactions`` those to which it has sent halves. It let a question
+    time out at ``unanswered_at`` last.
     """
 
     id: str
@@ -88,7 +100,33 @@ class Client:
     heard_at: float = 0.0
     unanswered_at: float | None = None
     has_left: bool = False
+    namespace: str = ""
     streams: list[CommandStream] = field(default_factory=list)
+
+    def name_of(self, resource: Any) -> str:
+        """Return the name of a topic or group here: ``namespace%name``, as RocketMQ writes it where they are joined."""
+        namespace = resource.resource_namespace or self.namespace
+        return f"{namespace}%{resource.name}" if namespace and resource.name.strip() else resource.name
+
+    def topic_of(self, resource: Any) -> str:
+        """Return the name of a topic; raise Refused if it is none that a client may use."""
+        return check_topic(self.name_of(resource))
+
+    def group_of(self, resource: Any) -> str:
+        """Return the name of a group; raise Refused if it is none that a client may use."""
+        return check_group(self.name_of(resource))
+
+    def pair_of(self, group: Any, topic: Any) -> tuple[str, str]:
+        """Return the names of a group and its topic; raise Refused if its user may not receive for it."""
+        pair = self.group_of(group), self.topic_of(topic)
+        must(self.user.may_receive(pair[1], pair[0]), f"receive from topic {pair[1]} for group {pair[0]}")
+        return pair
+
+    def resource(self, name: str) -> dict[str, str]:
+        """Return a name as this client knows it: in its namespace, or as it is."""
+        if self.namespace and name.startswith(f"{self.namespace}%"):
+            return {"resource_namespace": self.namespace, "name": name[len(self.namespace) + 1 :]}
+        return {"name": name}
 
     @property
     def is_reachable(self) -> bool:
@@ -128,7 +166,7 @@ class Clients:
         self._loop = loop
         self._guard = threading.Lock()
         #: By the user too: what one user does under an id isn't what another one's client has said.
-        self._clients: dict[tuple[UserOptions, str], Client] = {}
+        self._clients: OrderedDict[tuple[UserOptions, str], Client] = OrderedDict()
         self._turn = itertools.count()
 
     def heard(self, id_: str, user: UserOptions, metadata: Mapping[str, str], host: str) -> Client:
@@ -136,19 +174,29 @@ class Clients:
         now = time.monotonic()
         with self._guard:
             if (client := self._clients.get((user, id_))) is None:
-                if len(self._clients) >= _MOST:
-                    self._forget(now)
+                self._forget(now)
                 language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _ABOUT_ITSELF)
                 client = self._clients[user, id_] = Client(id_, language, version, host, now, user)
             client.heard_at = now
+            client.namespace = storable(metadata.get("x-mq-namespace", client.namespace))[:MAX_TOPIC]
+            self._clients.move_to_end((user, id_))
             return client
 
     def _forget(self, now: float) -> None:
-        """Forget those that are gone, or the one that was heard the longest ago; the lock is held."""
-        absent = [each for each in self._clients.values() if not each.streams]
-        gone = [each for each in absent if now - each.heard_at > _REMEMBERED]
-        for each in gone or sorted(absent, key=lambda each: each.heard_at)[:1]:
-            del self._clients[each.user, each.id]
+        """Forget a client or two that are gone, or, of too many, the one that was heard the longest ago.
+
+        The lock is held. They stand in the order in which they were heard; those that are connected go to the end.
+        """
+        for _ in range(_AT_ONCE):
+            key, each = next(iter(self._clients.items()), (None, None))
+            if key is None or each is None:
+                return
+            if each.streams:
+                self._clients.move_to_end(key)
+            elif len(self._clients) >= _MOST or now - each.heard_at > _REMEMBERED:
+                del self._clients[key]
+            else:
+                return
 
     def open(self, client: Client) -> CommandStream:
         """Return a stream of commands to a client."""
@@ -169,10 +217,10 @@ class Clients:
             client.kind = settings.client_type
         if settings.HasField("publishing"):
             client.kind = client.kind or _PRODUCER
-            client.topics = _topics(topic.name for topic in settings.publishing.topics)
+            client.topics = _topics(map(client.name_of, settings.publishing.topics))
         elif settings.HasField("subscription"):
-            client.topics = _topics(entry.topic.name for entry in settings.subscription.subscriptions)
-            client.group = settings.subscription.group.name or None
+            client.topics = _topics(client.name_of(entry.topic) for entry in settings.subscription.subscriptions)
+            client.group = client.name_of(settings.subscription.group) or None
         if language := settings.user_agent.language:
             names = {number: name for name, number in WIRE.enums["Language"].items()}
             client.language = names.get(language, client.language)
@@ -224,8 +272,3 @@ class Clients:
 def _topics(names: Iterable[str]) -> frozenset[str]:
     """Return those of the names that a topic can have, and so many of them at most that a client can't fill memory."""
     return frozenset(itertools.islice(filter(is_topic, names), _MOST_TOPICS))
-
-
-def seconds_of(duration: Any) -> float:
-    """Return the seconds of a Duration."""
-    return millis(duration) / 1000

@@ -7,8 +7,6 @@ message is its message group; keys, of which a message may have several and by w
 
 from __future__ import annotations
 
-import base64
-import binascii
 import datetime as dt
 import hashlib
 import json
@@ -17,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from outbox.consumer.leased.settlement import MessageLease
+from outbox.consumer.leased.settlement import MessageLease, sealed, unsealed
 from outbox.errors import InvalidMessage
 from outbox.message.content import BYTES, ENCODING_HEADER, StoredBytes
 from outbox.message.ids import message_id
@@ -33,6 +31,8 @@ KEYS_HEADER = "rocketmq-keys"
 BORN_AT_HEADER = "rocketmq-born-at"
 BORN_HOST_HEADER = "rocketmq-born-host"
 TRACE_HEADER = "rocketmq-trace"
+#: The header by which the framework's spans know the one that sends, where a client's trace context is of this form.
+PARENT_HEADER = "traceparent"
 CLIENT_HEADER = "rocketmq-client"
 DELIVER_AT_HEADER = "rocketmq-deliver-at"
 BODY_ENCODING_HEADER = "rocketmq-encoding"
@@ -45,6 +45,7 @@ NEAR, _BORDER = 600.0, 120.0
 _GZIP = WIRE.enums["Encoding"]["GZIP"]
 _IDENTITY = WIRE.enums["Encoding"]["IDENTITY"]
 _MD5 = WIRE.enums["DigestType"]["MD5"]
+_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 _GZIP_MAGIC = b"\x1f\x8b"
 _TYPE_NAMES = {number: name for name, number in TYPES.items()}
@@ -103,11 +104,14 @@ def inbound(message: Any, kind: int, half_id: UUID, client: str, content_type: s
         own[BODY_ENCODING_HEADER] = "GZIP"
         if message.body.startswith(_GZIP_MAGIC):  # old clients say so of zlib's streams, too, which handlers can't read
             own[ENCODING_HEADER] = "gzip"
+    headers = dict(message.user_properties)
+    if _PARENT.fullmatch(system.trace_context):
+        headers.setdefault(PARENT_HEADER, system.trace_context)
     options: SendOptions = {
         "id": half_id,
         "key": system.message_group or None,
         "tag": system.tag if system.HasField("tag") else None,
-        "headers": dict(message.user_properties),
+        "headers": headers,
         "content_type": content_type or BYTES,
     }
     if system.HasField("delivery_timestamp"):
@@ -118,8 +122,10 @@ def inbound(message: Any, kind: int, half_id: UUID, client: str, content_type: s
     return Inbound(Outgoing(StoredBytes(message.body), **options), own, immunity)
 
 
-def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
+def wire_message(message: Message | Orphan, topic: Any, *, fifo: bool = False) -> Any:
     """Return a message as clients receive it; its headers of ours aren't among the properties.
+
+    ``topic`` is the Resource by which the client knows its topic.
 
     ``fifo``: for a group that keeps the order of keys, where the key of a message that no client has sent is its
     message group; elsewhere it is one of its keys.
@@ -143,8 +149,11 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
     )
     if message.tag is not None:
         system.tag = message.tag
-    if (trace := headers.get(TRACE_HEADER)) is not None:
+    properties = {name: text for name, text in headers.items() if not name.startswith(OWN_PREFIXES)}
+    if (trace := headers.get(TRACE_HEADER, headers.get(PARENT_HEADER))) is not None:
         system.trace_context = trace
+        if from_client and properties.get(PARENT_HEADER) == trace:  # it was no property of the sender's
+            del properties[PARENT_HEADER]
     if message.key is not None:
         if from_client or fifo:
             system.message_group = message.key
@@ -155,8 +164,6 @@ def wire_message(message: Message | Orphan, *, fifo: bool = False) -> Any:
     if (due := _number(headers.get(DELIVER_AT_HEADER))) is not None and system.message_type == DELAY:
         system.delivery_timestamp.seconds, rest = divmod(due, 1000)
         system.delivery_timestamp.nanos = rest * 1_000_000
-    properties = {name: text for name, text in headers.items() if not name.startswith(OWN_PREFIXES)}
-    topic = {"name": message.topic}
     return new("Message", topic=topic, user_properties=properties, system_properties=system, body=body)
 
 
@@ -181,64 +188,31 @@ def _unix_ms(moment: dt.datetime) -> int:
 # --- handles -------------------------------------------------------------------------------------------------------
 
 
-#: How the words of a receipt handle begin: its form.
-_RECEIPT = "1"
-
-
-def _sealed(*parts: object) -> str:
-    """Return a handle: the parts, and a checksum, so that one that was cut or typed is none."""
-    text = " ".join(map(str, parts))
-    return base64.urlsafe_b64encode(f"{binascii.crc32(text.encode()):08x} {text}".encode()).decode().rstrip("=")
-
-
-def _opened(handle: str, parts: int) -> list[str] | None:
-    try:
-        text = base64.b64decode(handle + "=" * (-len(handle) % 4), altchars=b"-_", validate=True).decode()
-    except ValueError:  # it is none of ours
-        return None
-    checksum, _, rest = text.partition(" ")
-    words = rest.split(" ")
-    return words if checksum == f"{binascii.crc32(rest.encode()):08x}" and len(words) == parts else None
-
-
 def recall_handle(topic: str, half_id: UUID) -> str:
     """Return the handle by which a delayed message is recalled."""
-    return _sealed("recall", topic, half_id)
+    return sealed("recall", topic, half_id)
 
 
 def recalled_id(handle: str, topic: str) -> UUID:
     """Return the id of the message that a handle recalls; raise Refused if it is no handle of this topic."""
-    words = _opened(handle, 3)
-    if words is None or words[:2] != ["recall", topic]:
-        raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid")
     try:
-        return UUID(words[2])
-    except ValueError:  # the checksum is no secret
-        raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid") from None
-
-
-def receipt_handle(lease: MessageLease) -> str:
-    """Return the receipt handle of a message: its lease, which names no server, so that any one takes it."""
-    return _sealed(_RECEIPT, lease.group, lease.topic, lease.queue, lease.position, lease.message_id, lease.number)
+        kind, of_topic, id_ = unsealed(handle, 3)
+        if (kind, of_topic) == ("recall", topic):
+            return UUID(id_)
+    except ValueError:  # told below
+        pass
+    raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall handle is invalid")
 
 
 def lease_of(handle: str, group: str, topic: str) -> MessageLease:
     """Return the lease that a receipt handle is; raise Refused if it is none, or another group's or topic's."""
-    words = _opened(handle, 7)
-    if words is None or words[0] != _RECEIPT:
-        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's")
-    _, of_group, feed, queue, position, id_, number = words
-    if of_group != group or topic_of(feed) != topic:
-        text = f"receipt handle is of group {of_group} and topic {topic_of(feed)}, not of {group} and {topic}"
-        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text)
     try:
-        return MessageLease(group, feed, _stored(queue), _stored(position), UUID(id_), _stored(number))
-    except ValueError:  # the checksum is no secret
-        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, "receipt handle is not one of this server's") from None
-
-
-def _stored(text: str) -> int:
-    """Return a number as a column can have it; raise ValueError for all else."""
-    if not 0 <= (number := int(text)) < 1 << 63:
-        raise ValueError(text)
-    return number
+        lease = MessageLease.of_handle(handle)
+    except ValueError:
+        text = "receipt handle is not one of this server's"
+        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text) from None
+    if (lease.group, topic_of(lease.topic)) != (group, topic):
+        of = f"group {lease.group} and topic {topic_of(lease.topic)}"
+        text = f"receipt handle is of {of}, not of {group} and {topic}"
+        raise Refused(WireCode.INVALID_RECEIPT_HANDLE, text)
+    return lease

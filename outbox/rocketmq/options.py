@@ -122,10 +122,6 @@ class RocketmqOptions:
         """Return what is said of a group."""
         return self.groups.get(name, _GROUP)
 
-    def secrets(self) -> dict[str, bytes]:
-        """Return the secret of each user."""
-        return {name: (user.secret or "").encode() for name, user in self.users.items()}
-
     @classmethod
     def of_file(cls, path: Path) -> RocketmqOptions:
         """Return what the table ``[rocketmq]`` of a TOML file says."""
@@ -176,19 +172,18 @@ class UserGuard:
 
     def __init__(self, options: RocketmqOptions) -> None:
         self._users = options.users
-        self._secrets = options.secrets()
 
     def user_of(self, metadata: Mapping[str, str]) -> UserOptions:
         """Return the user that has signed a request; raise Refused if none has."""
         if not self._users:
             return ANYONE
         name, signature = _credential(metadata.get("authorization", ""))
-        if (secret := self._secrets.get(name)) is None:
+        if (user := self._users.get(name)) is None:
             raise Refused(WireCode.UNAUTHORIZED, f"User:{name} is not found.")
         signed = metadata.get("x-mq-date-time", "").encode()
-        if not hmac.compare_digest(hmac.new(secret, signed, hashlib.sha1).digest(), signature):
+        if not hmac.compare_digest(hmac.new((user.secret or "").encode(), signed, hashlib.sha1).digest(), signature):
             raise Refused(WireCode.UNAUTHORIZED, "check signature failed.")
-        return self._users[name]
+        return user
 
 
 def _credential(header: str) -> tuple[str, bytes]:

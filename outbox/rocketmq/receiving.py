@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.consumer.leased import settlement
 from outbox.consumer.leased.settlement import MessageLease, Settlement, Taken
-from outbox.errors import BadExpression, InvalidHandler
+from outbox.errors import BadExpression
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
 from outbox.rocketmq.clients import Client, Clients
 from outbox.rocketmq.expression import compile_expression
-from outbox.rocketmq.mapping import keys_of, lease_of, receipt_handle, wire_message
-from outbox.rocketmq.options import must
+from outbox.rocketmq.mapping import keys_of, lease_of, wire_message
 from outbox.rocketmq.routes import BATCH, POLLING
-from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_group, check_invisible, check_topic
-from outbox.rocketmq.sending import GroupCommit, no_topic, overall
+from outbox.rocketmq.rules import OWN_PREFIXES, Refused, check_invisible
+from outbox.rocketmq.sending import CallItem, GroupCommit, overall
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, millis, new, status_of, time_fields
 from outbox.telemetry.events import ClientFiltersDiffer
@@ -49,7 +48,8 @@ _ACKS_GATHER = 0.005
 _SQL = WIRE.enums["FilterType"]["SQL"]
 #: Clients that give a failed message back at once, against the server's delays: Node's calls itself so, or HTTP.
 _IMPATIENT = frozenset({"HTTP", "NODE_JS"})
-_FORGET_TAKERS = 1_000
+#: So many takers or groups, and those that are idle are forgotten; answers of so many bytes are made in the loop.
+_FORGET, _SMALL = 1_000, 64 * 1024
 _EXPIRED = "receipt handle is expired"
 
 Accepts = Callable[[Message], bool]
@@ -176,7 +176,7 @@ class SharedTaker:
                     return
                 await self._tables.pause(self._news)
             elif poll.ended or poll.done.done():
-                await self._give_back(taken, poll)
+                await self._give_back(taken)
             else:
                 poll.done.set_result(taken)
                 self._more_takes(_TAKES)
@@ -185,10 +185,11 @@ class SharedTaker:
         named = {"taker": poll.client, "take_id": poll.take_id, "invisible": poll.invisible}
         return self.group.take_on(connection, connection, poll.most, accepts=self._accepts, **named)
 
-    async def _give_back(self, taken: Sequence[Taken], poll: Poll) -> None:
-        """Have messages due again that were taken for a poll whose client has gone; one that comes again has them."""
-        if poll.take_id is not None:
-            return
+    async def _give_back(self, taken: Sequence[Taken]) -> None:
+        """Have messages due again that were taken for a poll whose client has gone.
+
+        One that comes again under the same attempt id before has them already, under leases of its own.
+        """
         try:
             leases = [each.lease for each in taken]
             await self._tables.run(partial(settlement.give_back, schema=self._tables.schema, leases=leases))
@@ -197,16 +198,12 @@ class SharedTaker:
         self.wake()
 
 
-@dataclass(eq=False, slots=True)
-class AckItem:
+@dataclass(eq=False)
+class AckItem(CallItem):
     """A message to acknowledge, and what came of it."""
 
     lease: MessageLease
-    client: str
-    topic: str
     outcome: Settlement = Settlement.LATE
-    refused: Refused | None = None
-    size: int = 0
 
 
 class Renewals:
@@ -231,14 +228,22 @@ class Renewals:
         for pair, held in list(self._held.items()):
             for lease in [each for each, (client, since) in held.items() if not client.is_there or since < oldest]:
                 del held[lease]
-            leases = list(held)
-            renew = partial(settlement.renew, schema=self._tables.schema, leases=leases, seconds=RENEWED)
-            renewed = await self._tables.run(renew) if leases else set()
-            for lease in leases:
-                if lease.message_id not in renewed:
-                    held.pop(lease, None)
             if not held:
                 del self._held[pair]
+        # At once, each by itself: a group that fails, or waits for a lock, leaves the others theirs.
+        await asyncio.gather(*(self._renew(held) for held in self._held.values()))
+
+    async def _renew(self, held: dict[MessageLease, tuple[Client, float]]) -> None:
+        leases = list(held)
+        renew = partial(settlement.renew, schema=self._tables.schema, leases=leases, seconds=RENEWED)
+        try:
+            renewed = await self._tables.run(renew)
+        except Exception as error:  # they are tried again, before their leases end
+            self._tables.tell_failure("rocketmq renewal", error)
+            return
+        for lease in leases:
+            if lease.message_id not in renewed:
+                held.pop(lease, None)
 
 
 class ReceiveCalls:
@@ -257,10 +262,7 @@ class ReceiveCalls:
         """Renew leases every now and then, until it is cancelled."""
         while True:
             await asyncio.sleep(_RENEW_EVERY)
-            try:
-                await self.renewals.once()
-            except Exception as error:
-                self._tables.tell_failure("rocketmq renewal", error)
+            await self.renewals.once()
 
     def wake(self, topic: str | None) -> None:
         """Have the polls of a topic look again; None: all. To be called in the loop."""
@@ -277,9 +279,7 @@ class ReceiveCalls:
     def _pair(self, request: Any, client: Client) -> tuple[str, str]:
         """Return group and topic of a request, which its user may receive."""
         named = request.message_queue.topic if hasattr(request, "message_queue") else request.topic
-        topic, group = check_topic(named.name), check_group(request.group.name)
-        must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
-        return group, topic
+        return client.pair_of(request.group, named)
 
     def _group(self, group: str, topic: str) -> LeasedGroup[Any]:
         """Return a group of a topic; a new one is made by its first receive."""
@@ -289,12 +289,11 @@ class ReceiveCalls:
             retries = [delays[min(number, len(delays) - 1)] for number in range(options.max_attempts - 1)]
             ordered = {"ordered": "key", "on_exhausted": "skip"} if options.fifo else {}
             declared: dict[str, Any] = {"retry_delays": tuple(retries), "start": options.start, **ordered}
-            try:
-                known = self._tables.outbox.leased(topic, group=group, **declared)
-            except InvalidHandler:
+            if (topic, group) in self._tables.outbox.subscriptions:
                 text = f"group {group} of topic {topic} has a handler in this application; choose another group"
-                raise Refused(WireCode.ILLEGAL_CONSUMER_GROUP, text) from None
-            self._groups[group, topic] = known
+                raise Refused(WireCode.ILLEGAL_CONSUMER_GROUP, text)
+            self._forget_idle()
+            known = self._groups[group, topic] = self._tables.leased(topic, group, **declared)
         return known
 
     # --- receive -----------------------------------------------------------------------------------------------------
@@ -308,8 +307,7 @@ class ReceiveCalls:
         name, accepts = filter_of(request.filter_expression)
         if request.batch_size < 0:
             raise Refused(WireCode.BAD_REQUEST, f"batch size {request.batch_size} must be 0 or more")
-        if await self._tables.queues(topic) is None:
-            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
+        await self._tables.queues(topic)
         taken: list[Taken] = []
         if request.batch_size and not self._stopping:
             fifo = self._tables.options.group(group).fifo
@@ -318,15 +316,16 @@ class ReceiveCalls:
             taken = await self._taker(group, topic, name, accepts).poll(poll, polling)
         if request.auto_renew:
             self.renewals.add([each.lease for each in taken], client)
-        status = status_of(WireCode.OK) if taken else status_of(WireCode.MESSAGE_NOT_FOUND, "no new message")
-        answers: list[dict[str, Any]] = [{"status": status}, *({"message": self._message(each)} for each in taken)]
-        answers.append({"delivery_timestamp": time_fields(int(time.time() * 1000))})
-        return [new("ReceiveMessageResponse", **part) for part in answers]
+        if sum(len(each.message.stored) for each in taken) < _SMALL:
+            return self._parts(taken, request.message_queue.topic)
+        # Digests of many megabytes would hold up all other calls.
+        return await asyncio.get_running_loop().run_in_executor(
+            self._tables.threads, self._parts, taken, request.message_queue.topic
+        )
 
     def _taker(self, group: str, topic: str, name: str, accepts: Accepts | None) -> SharedTaker:
         if (taker := self._takers.get((group, topic, name))) is None:
-            if len(self._takers) >= _FORGET_TAKERS:
-                self._takers = {key: each for key, each in self._takers.items() if not each.is_idle}
+            self._forget_idle()
             of_group = {key: each for key, each in self._takers.items() if key[:2] == (group, topic)}
             if busy := [key[2] for key, each in of_group.items() if time.monotonic() - each.polled_at < RENEWED]:
                 emit(ClientFiltersDiffer(group=group, topic=topic, filters=(*busy, name)))
@@ -334,11 +333,25 @@ class ReceiveCalls:
             self._takers[group, topic, name] = taker
         return taker
 
-    def _message(self, taken: Taken) -> Any:
+    def _forget_idle(self) -> None:
+        """Forget takers and groups for which no poll waits, where there are many: clients make them by any name."""
+        if max(len(self._takers), len(self._groups)) >= _FORGET:
+            self._takers = {key: each for key, each in self._takers.items() if not each.is_idle}
+            busy = {key[:2] for key in self._takers}
+            self._groups = {pair: each for pair, each in self._groups.items() if pair in busy}
+
+    def _parts(self, taken: Sequence[Taken], topic: Any) -> list[Any]:
+        """Return the parts of an answer with messages, or without; ``topic`` is what the client calls it."""
+        status = status_of(WireCode.OK) if taken else status_of(WireCode.MESSAGE_NOT_FOUND, "no new message")
+        messages: list[dict[str, Any]] = [{"message": self._message(each, topic)} for each in taken]
+        at = {"delivery_timestamp": time_fields(int(time.time() * 1000))}
+        return [new("ReceiveMessageResponse", **part) for part in ({"status": status}, *messages, at)]
+
+    def _message(self, taken: Taken, topic: Any) -> Any:
         message, lease = taken.message, taken.lease
-        made = wire_message(message, fifo=self._tables.options.group(lease.group).fifo)
+        made = wire_message(message, topic, fifo=self._tables.options.group(lease.group).fifo)
         system = made.system_properties
-        system.receipt_handle, system.delivery_attempt = receipt_handle(lease), taken.attempt
+        system.receipt_handle, system.delivery_attempt = lease.handle, taken.attempt
         system.queue_id, system.queue_offset, system.store_host = lease.queue, lease.position, self._tables.host
         system.store_timestamp.FromDatetime(message.visible_at)
         return made
@@ -353,7 +366,7 @@ class ReceiveCalls:
         items: list[AckItem | Refused] = []
         for entry in request.entries:
             try:
-                items.append(AckItem(lease_of(entry.receipt_handle, group, topic), client.id, topic))
+                items.append(AckItem(client.id, topic, lease_of(entry.receipt_handle, group, topic)))
             except Refused as refused:
                 items.append(refused)
         await self._acks.write([item for item in items if isinstance(item, AckItem)])
@@ -407,7 +420,7 @@ class ReceiveCalls:
             if (extended := await self._tables.run(extend)) is None:
                 raise Refused(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
             self.renewals.drop(lease)
-            handle = receipt_handle(extended[0])
+            handle = extended[0].handle
         if seconds < _LEAST_POLLING:
             asyncio.get_running_loop().call_later(seconds, self.wake, topic)
         return handle
@@ -442,13 +455,14 @@ class ReceiveCalls:
     async def terminated(self, request: Any, client: Client) -> Any:
         """Forget a client that ends; what it has taken is due again in a second."""
         self._clients.leave(client)
-        group = request.group.name or client.group
-        pairs = [pair for pair in self._groups if pair[0] == group] if group else []
-        for of_group, topic in pairs:
-            if client.user.may_receive(topic, of_group):
-                feed = self._groups[of_group, topic].subscription.feed
-                schema = self._tables.schema
-                give_up = partial(settlement.give_up, schema=schema, group=of_group, topic=feed, taker=client.id)
+        group = client.name_of(request.group) or client.group or ""
+        # By its settings too: a group that was idle may be forgotten here.
+        topics = {topic for of_group, topic in self._groups if of_group == group} | client.topics
+        for topic in sorted(topics):
+            if client.user.may_receive(topic, group):
+                known, schema = self._groups.get((group, topic)), self._tables.schema
+                feed = topic if known is None else known.subscription.feed
+                give_up = partial(settlement.give_up, schema=schema, group=group, topic=feed, taker=client.id)
                 await self._tables.run(give_up)
                 asyncio.get_running_loop().call_later(1.0, self.wake, topic)
         return new("NotifyClientTerminationResponse", status=status_of(WireCode.OK))

@@ -7,18 +7,20 @@ which a client starts and never receives.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 from outbox.rocketmq.clients import Client, Clients, CommandStream
 from outbox.rocketmq.options import TopicType, must
-from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused, check_group, check_topic
-from outbox.rocketmq.sending import no_topic
+from outbox.rocketmq.rules import MAX_BODY, TYPES
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, new, status_of, time_fields
 
 #: How many messages a push consumer asks for at once, and for how long (seconds) a poll may wait.
 BATCH, POLLING = 32, 20
+#: So many bytes a client's settings may have: a thousand topics, each with a filter.
+_MOST_BYTES = 1024 * 1024
 _BROKER = "outbox"
 _READ_WRITE = WIRE.enums["Permission"]["READ_WRITE"]
 _MIXED = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
@@ -30,10 +32,13 @@ _PRODUCER_BACKOFF = {
 
 
 class NoSettings(Exception):
-    """Settings of neither a producer nor a consumer: the stream ends with INVALID_ARGUMENT, as at the proxy."""
+    """Settings of neither a producer nor a consumer: the stream ends with INVALID_ARGUMENT, as at the proxy.
 
-    def __init__(self) -> None:
-        super().__init__("there is no publishing or subscription data in settings")
+    So it does for a command that is too large.
+    """
+
+    def __init__(self, text: str = "there is no publishing or subscription data in settings") -> None:
+        super().__init__(text)
 
 
 def accepted(kind: TopicType) -> list[int]:
@@ -50,39 +55,33 @@ class Routes:
 
     async def query_route(self, request: Any, client: Client) -> Any:
         """Answer with the queues of a topic, all at the address that was asked."""
-        topic = check_topic(request.topic.name)
+        topic = client.topic_of(request.topic)
         must(client.user.may_see(topic), f"know of topic {topic}")
-        queues = [self._queue(topic, number, request.endpoints) for number in range(await self._queues(topic))]
+        queues = [self._queue(topic, number, request) for number in range(await self._tables.queues(topic))]
         return new("QueryRouteResponse", status=status_of(WireCode.OK), message_queues=queues)
 
     async def query_assignment(self, request: Any, client: Client) -> Any:
         """Answer with one queue that stands for all; for a group that keeps the order of keys, with each."""
-        topic, group = check_topic(request.topic.name), check_group(request.group.name)
-        must(client.user.may_receive(topic, group), f"receive from topic {topic} for group {group}")
-        queues = await self._queues(topic)
+        group, topic = client.pair_of(request.group, request.topic)
+        queues = await self._tables.queues(topic)
         numbers = range(queues) if self._tables.options.group(group).fifo else [-1]
-        assignments = [{"message_queue": self._queue(topic, number, request.endpoints)} for number in numbers]
+        assignments = [{"message_queue": self._queue(topic, number, request)} for number in numbers]
         return new("QueryAssignmentResponse", status=status_of(WireCode.OK), assignments=assignments)
 
-    async def _queues(self, topic: str) -> int:
-        if (queues := await self._tables.queues(topic)) is None:
-            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
-        return queues
-
-    def _queue(self, topic: str, number: int, endpoints: Any) -> Any:
+    def _queue(self, topic: str, number: int, request: Any) -> Any:
         return new(
             "MessageQueue",
-            topic={"name": topic},
+            topic=request.topic,
             id=number,
             permission=_READ_WRITE,
-            broker={"name": _BROKER, "id": 0, "endpoints": endpoints},
+            broker={"name": _BROKER, "id": 0, "endpoints": request.endpoints},
             accept_message_types=accepted(self._tables.options.topic(topic).type),
         )
 
     async def heartbeat(self, request: Any, client: Client) -> Any:
         """Note that a client lives; also one whose settings aren't known here, such as after a restart."""
         client.kind = client.kind or request.client_type
-        client.group = client.group or request.group.name or None
+        client.group = client.group or client.name_of(request.group) or None
         return new("HeartbeatResponse", status=status_of(WireCode.OK))
 
     # --- telemetry -----------------------------------------------------------------------------------------------
@@ -91,16 +90,20 @@ class Routes:
         """Answer the commands of a client's telemetry stream until it ends its half.
 
         Raises:
-            NoSettings: its settings are neither a producer's nor a consumer's.
+            NoSettings: its settings are neither a producer's nor a consumer's, or a command is too large.
         """
         async for command in commands:
+            if (size := command.ByteSize()) > _MOST_BYTES:
+                raise NoSettings(f"a command of {size} bytes is too large, max is {_MOST_BYTES}")
             client = self._clients.heard(client.id, client.user, {}, client.host)
             if command.HasField("settings"):
                 self._clients.settle(client, command.settings)
-                answer = self.merged(command.settings)
+                answer = self.merged(command.settings, client)
                 stream.put(new("TelemetryCommand", status=status_of(WireCode.OK), settings=answer))
+                await asyncio.sleep(0)  # it is put by the loop
+                await stream.sent()
 
-    def merged(self, sent: Any) -> Any:
+    def merged(self, sent: Any, client: Client) -> Any:
         """Return a client's settings with what the server says of them."""
         settings = type(sent).FromString(sent.SerializeToString())
         settings.metric.on = False
@@ -109,7 +112,7 @@ class Routes:
             settings.publishing.max_body_size = min(MAX_BODY, self._tables.settings.max_body_bytes)
             settings.publishing.validate_message_type = True
         elif settings.HasField("subscription"):
-            group = self._tables.options.group(settings.subscription.group.name)
+            group = self._tables.options.group(client.name_of(settings.subscription.group))
             pauses = [time_fields(int(seconds * 1000)) for seconds in group.retry_delays]
             backoff = {"max_attempts": group.max_attempts, "customized_backoff": {"next": pauses}}
             settings.backoff_policy.CopyFrom(new("RetryPolicy", **backoff))

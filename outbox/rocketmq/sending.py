@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 from outbox.acts.changes import Actor, Target, apply, requested
@@ -77,36 +77,26 @@ _RESOLUTIONS = {
 }
 
 
-@dataclass(eq=False, slots=True)
-class SendItem:
-    """A message to send, and what came of it: the id it is stored under, or why it isn't."""
+@dataclass(eq=False)
+class CallItem:
+    """What a `GroupCommit` takes of a client's call on a topic; ``refused`` is why it wasn't written, if it wasn't."""
 
+    client: str
     topic: str
+    refused: Refused | None = field(default=None, kw_only=True)
+    size: int = field(default=0, kw_only=True)
+
+
+@dataclass(eq=False)
+class SendItem(CallItem):
+    """A message to send, and the id that it is stored under; its size is that of its body."""
+
     message: Any
     kind: int
-    client: str
     half_id: UUID | None = None
-    refused: Refused | None = None
-
-    @property
-    def size(self) -> int:
-        """The bytes of its body."""
-        return len(self.message.body)
 
 
-class Gathered(Protocol):
-    """What a `GroupCommit` takes: it is told why it wasn't written, if it wasn't."""
-
-    client: str
-    topic: str
-    refused: Refused | None
-
-    @property
-    def size(self) -> int:
-        """How many bytes it has."""
-
-
-W = TypeVar("W", bound=Gathered)
+W = TypeVar("W", bound=CallItem)
 
 
 class GroupCommit(Generic[W]):
@@ -192,17 +182,13 @@ class GroupCommit(Generic[W]):
             item.refused = refusal_of(error)
 
 
-@dataclass(eq=False, slots=True)
-class EndItem:
+@dataclass(eq=False)
+class EndItem(CallItem):
     """A verdict of a client; ``earlier`` is the one that counts, and its giver: None if there is no such half."""
 
     half_id: UUID
-    topic: str
-    client: str
     resolution: Resolution
     earlier: tuple[Resolution, str] | None = None
-    refused: Refused | None = None
-    size: int = 0
 
 
 class SendCalls:
@@ -220,17 +206,19 @@ class SendCalls:
         messages = list(request.messages)
         if not messages:
             raise Refused(WireCode.MESSAGE_CORRUPTED, "no message to send")
-        topic = messages[0].topic.name
-        if any(message.topic.name != topic for message in messages):
+        topic = client.name_of(messages[0].topic)
+        if any(client.name_of(message.topic) != topic for message in messages):
             raise Refused(WireCode.MESSAGE_CORRUPTED, "topic in message is not same")
         must(client.user.may_send(check_topic(topic)), f"send to topic {topic}")
         now, expected = self._tables.clock(), self._tables.options.topic(topic).type
         kinds = [check_message(message, now) for message in messages]
-        if await self._tables.queues(topic) is None:
-            raise Refused(WireCode.TOPIC_NOT_FOUND, no_topic(topic))
+        await self._tables.queues(topic)
         for kind in kinds:
             check_type(expected, kind)
-        items = [SendItem(topic, message, kind, client.id) for message, kind in zip(messages, kinds, strict=True)]
+        items = [
+            SendItem(client.id, topic, message, kind, size=len(message.body))
+            for message, kind in zip(messages, kinds, strict=True)
+        ]
         await self.commits.write(items)
         if TRANSACTION in kinds:
             client.transactions.add(topic)
@@ -261,7 +249,7 @@ class SendCalls:
 
     async def end_transaction(self, request: Any, client: Client) -> Any:
         """Decide a half: the first verdict wins, the same one again is in order, another one is refused."""
-        topic = check_topic(request.topic.name)
+        topic = client.topic_of(request.topic)
         must(client.user.may_send(topic), f"decide messages of topic {topic}")
         if not request.transaction_id.strip():
             raise Refused(WireCode.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
@@ -274,7 +262,7 @@ class SendCalls:
         if (recorded := self._hand_over(half_id, topic, resolution)) is not None:
             await recorded
         if resolution is not Resolution.UNKNOWN:
-            item = EndItem(half_id, topic, client.id, resolution)
+            item = EndItem(client.id, topic, half_id, resolution)
             await self._ends.write([item])
             if item.refused is not None:
                 raise item.refused
@@ -309,7 +297,7 @@ class SendCalls:
 
     async def recall_message(self, request: Any, client: Client) -> Any:
         """Take a delayed message back; again is in order."""
-        topic = check_topic(request.topic.name)
+        topic = client.topic_of(request.topic)
         must(client.user.may_send(topic), f"recall messages of topic {topic}")
         if not self._tables.options.recall:
             raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, operation is forbidden")
@@ -329,11 +317,6 @@ class SendCalls:
         if not (outcome.state == "done" or outcome.was == "recalled"):
             raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
         return str(sent[0][0])
-
-
-def no_topic(topic: str) -> str:
-    """Return what a client is told of a topic that isn't there."""
-    return f"no topic {topic} is known: declare it, or let the server make topics (auto_create)"
 
 
 def overall(statuses: Sequence[Any]) -> Any:

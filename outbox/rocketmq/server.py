@@ -14,8 +14,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ from outbox.rocketmq.rules import Refused, refusal_of
 from outbox.rocketmq.sending import SendCalls
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import SERVICE, WIRE, WireCode, new, status_of
-from outbox.telemetry.events import ClientRefused, RocketmqServing, RocketmqStopped
-from outbox.telemetry.hooks import emit
+from outbox.telemetry.events import ClientCallEnded, ClientRefused, RocketmqServing, RocketmqStopped
+from outbox.telemetry.hooks import emit, listeners
 from outbox.text import storable
 
 if TYPE_CHECKING:
@@ -291,10 +291,13 @@ class RocketmqServer:
         return self.clients.heard(id_, user, metadata, _host_of(context.peer()))
 
     async def _answer(self, name: str, serve: Serve, request: Any, context: Any) -> Any:
-        try:
-            return await serve(request, self._enter(context))
-        except Exception as error:
-            return new(WIRE.calls[name][1], status=self._refused(name, error, request, context))
+        with _measured(name) as answered:
+            try:
+                answer = await serve(request, self._enter(context))
+            except Exception as error:
+                answer = new(WIRE.calls[name][1], status=self._refused(name, error, request, context))
+            answered(answer.status)
+        return answer
 
     def _refused(self, name: str, error: Exception, request: Any, context: Any) -> Any:
         """Return the status of a call that failed, and tell what an operator should know of."""
@@ -310,11 +313,13 @@ class RocketmqServer:
 
     async def _receive(self, request: Any, context: Any) -> AsyncIterator[Any]:
         remaining = context.time_remaining()
-        try:
-            parts = await self._receiving.receive_message(request, self._enter(context), remaining)
-        except Exception as error:
-            status = self._refused("ReceiveMessage", error, request.message_queue, context)
-            parts = [new("ReceiveMessageResponse", status=status)]
+        with _measured("ReceiveMessage") as answered:
+            try:
+                parts = await self._receiving.receive_message(request, self._enter(context), remaining)
+            except Exception as error:
+                status = self._refused("ReceiveMessage", error, request.message_queue, context)
+                parts = [new("ReceiveMessageResponse", status=status)]
+            answered(parts[0].status)
         for part in parts:
             yield part
 
@@ -338,6 +343,17 @@ class RocketmqServer:
             hearing.cancel()
             with suppress(asyncio.CancelledError, Exception):  # the client is gone, or was told
                 await hearing
+
+
+@contextmanager
+def _measured(call: str) -> Iterator[Callable[[Any], None]]:
+    """Tell of a call when it ends, with the status that it is given; of one that is cut off, too."""
+    began, status = time.perf_counter(), ["CANCELLED"]
+    try:
+        yield lambda answered: status.append(WireCode(answered.code).name)
+    finally:
+        if listeners.hooks:
+            emit(ClientCallEnded(call=call, status=status[-1], seconds=time.perf_counter() - began))
 
 
 def _host_of(peer: str) -> str:

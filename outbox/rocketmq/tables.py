@@ -19,11 +19,15 @@ from sqlalchemy import QueuePool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from outbox.consumer.subscription import Subscription
 from outbox.database.engines import engine_like
 from outbox.database.execute import Template, execute, sqlstate
 from outbox.database.sql import OPS, PING, notify, read_news
 from outbox.dispatch.sql import topic_queues
+from outbox.leases import NO_HANDLER, LeasedGroup
 from outbox.rocketmq.options import RocketmqOptions
+from outbox.rocketmq.rules import Refused
+from outbox.rocketmq.wire import WireCode
 from outbox.telemetry.events import ClientCallFailed, PassFailed
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of, process_name
@@ -120,14 +124,15 @@ class Tables:
         """Return the database's Unix time, as far as it is known without asking."""
         return time.time() + self._offset
 
-    async def queues(self, topic: str) -> int | None:
-        """Return how many queues a topic has; None if there is none of this name, and none is to be made."""
+    async def queues(self, topic: str) -> int:
+        """Return how many queues a topic has; raise Refused if none is there, and none is to be made."""
         until, queues = self._queues.get(topic, (0.0, 0))
         if time.monotonic() < until:
             return queues
         if not (found := await self.run(partial(self._find, topic))):
             if not self.options.auto_create and topic not in self.options.topics and topic not in self.outbox.topics:
-                return None
+                text = f"no topic {topic} is known: declare it, or let the server make topics (auto_create)"
+                raise Refused(WireCode.TOPIC_NOT_FOUND, text)
             found = await asyncio.get_running_loop().run_in_executor(self.threads, self._make, topic)
         self._queues[topic] = time.monotonic() + _TOPICS_FOR, found
         return found
@@ -146,6 +151,15 @@ class Tables:
         for topic in topics:
             if not self.do(partial(self._find, topic)):
                 self._make(topic)
+
+    def leased(self, topic: str, group: str, **options: Any) -> LeasedGroup[Any]:
+        """Return a leased group of a topic, with options of `Outbox.leased`, which no Outbox has to keep for ever."""
+        named = {"group": group, "ordered": False, "leased": True, "transactional": False, **options}
+        outbox, settings = self.outbox, self.settings
+        declared = Subscription.declare(
+            settings, topic, NO_HANDLER, None, outbox.codecs, beside=outbox.functions, **named
+        )
+        return LeasedGroup(lambda: declared, settings, lambda: self.engine)
 
     # --- waiting -------------------------------------------------------------------------------------------------
 

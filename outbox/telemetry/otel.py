@@ -16,10 +16,11 @@ Spans, by the semantic conventions for messaging (in development, as of 1.44):
 - ``check {topic}`` and ``compensate {topic}`` have a link to the context of the half or the message.
 - ``commit`` and ``rollback`` are the producer's decision on a half, until its COMMIT.
 - ``dispatch`` is a pass that made messages of ops; there is none for a pass without work.
+- ``rocketmq {call}`` is a call of a client of RocketMQ's, from its request to the answer.
 
 Counted are ``messaging.client.sent.messages`` after the COMMIT, ``messaging.client.consumed.messages`` with each call
 of a handler, and ``outbox.events``. Histograms are ``messaging.client.operation.duration`` (as long as the ``send``
-spans), ``messaging.process.duration`` and ``outbox.pass.duration``.
+spans), ``messaging.process.duration``, ``outbox.pass.duration`` and ``outbox.rocketmq.duration``.
 
 A driver's own connection doesn't tell of its COMMIT: there a ``send`` span ends when the message is written, and the
 message isn't counted as sent.
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from outbox import __version__
 from outbox.errors import pip_install
 from outbox.message.model import HalfMessage, Message, Orphan, Park, Resolution, Retry, Unavailable
-from outbox.telemetry.events import HalfDecided, MessagesSent, PassEnded
+from outbox.telemetry.events import ClientCallEnded, HalfDecided, MessagesSent, PassEnded
 from outbox.telemetry.hooks import Activity, Handling, Sending, TelemetryEvent, add_hook, add_observer, add_send_hook
 from outbox.text import class_name
 
@@ -99,6 +100,7 @@ class _Instrumentation:
         )
         self._processing = _seconds(meter, "messaging.process.duration", "How long calls of handlers take")
         self._passes = _seconds(meter, "outbox.pass.duration", "How long a duty's passes take")
+        self._calls = _seconds(meter, "outbox.rocketmq.duration", "How long calls of RocketMQ's clients take")
         self._events = meter.create_counter("outbox.events", "{event}", "Events, by their code")
 
     def sending(self, half: HalfMessage) -> Sending:
@@ -130,17 +132,28 @@ class _Instrumentation:
             case HalfDecided():
                 attributes = {_SYSTEM: "outbox", _NAME: event.resolution, _TYPE: "settle", _ID: str(event.half_id)}
                 self._ended(event.resolution, event.seconds, attributes, None)
+            case ClientCallEnded():
+                called = {"rpc.system": "grpc", "rpc.method": event.call, "outbox.rocketmq.status": event.status}
+                self._calls.record(event.seconds, called)
+                self._ended(f"rocketmq {event.call}", event.seconds, called, context.Context(), trace.SpanKind.SERVER)
             case PassEnded():
                 self._passes.record(event.seconds, {"outbox.duty": event.duty})
                 if event.duty in _DISPATCHING and event.done:
                     counts: dict[str, Any] = {_SYSTEM: "outbox", _NAME: event.duty, _COUNT: event.done}
                     self._ended("dispatch", event.seconds, counts, context.Context())
 
-    def _ended(self, name: str, seconds: float, attributes: Mapping[str, Any], within: Context | None) -> None:
+    def _ended(
+        self,
+        name: str,
+        seconds: float,
+        attributes: Mapping[str, Any],
+        within: Context | None,
+        kind: trace.SpanKind = trace.SpanKind.INTERNAL,
+    ) -> None:
         """Make the span of what has ended: within a context, the empty one or (None) that of the running code."""
         now = time.time_ns()
         began = now - int(seconds * 1e9)
-        self._tracer.start_span(name, within, attributes=attributes, start_time=began).end(now)
+        self._tracer.start_span(name, within, kind, attributes, start_time=began).end(now)
 
     @contextmanager
     def around(self, activity: Activity) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from outbox.errors import pip_install
 from outbox.telemetry.events import (
+    ClientCallEnded,
     DeliveriesConfirmed,
     HalfChecked,
     MessageExpired,
@@ -159,6 +160,12 @@ class Meter:
         )
         self._pass_seconds = Histogram("outbox_pass_seconds", "How long a duty's passes take", ("duty",), **in_registry)
         self._pass_failures = Counter("outbox_pass_failures_total", "Passes that failed", ("duty",), **in_registry)
+        self._call_seconds = Histogram(
+            "outbox_rocketmq_call_seconds",
+            "How long calls of RocketMQ's clients take, by what they were answered with",
+            ("call", "status"),
+            **in_registry,
+        )
         of_topics, of_groups = ("topic",), ("group", "topic")
         self._of_topics = {each: Gauge(each.name, each.text, of_topics, **in_registry) for each in OF_TOPICS}
         self._of_groups = {
@@ -185,6 +192,8 @@ class Meter:
                     self._delivered.labels(event.topic, event.group, status).inc(number)
             case PassEnded():
                 self._pass_seconds.labels(event.duty).observe(event.seconds)
+            case ClientCallEnded():
+                self._call_seconds.labels(event.call, event.status).observe(event.seconds)
             case PassFailed():
                 self._pass_failures.labels(event.duty).inc()
             case StatisticsRead():

@@ -137,7 +137,7 @@ def test_stats(cli: Cli, world: World) -> None:
     assert group.pop("parked_id") == str(world.parked)
     assert group == {
         "group": "till", "topic": "orders", "lag": 0, "oldest_lag": None, "failed": 1, "oldest_due": None, "overdue": 0,
-        "waiting": 0, "taken": 0, "parked": 1, "paused": False, "breaker_open": False, "lost": 0,
+        "waiting": 0, "taken": 0, "lapsed": 0, "parked": 1, "paused": False, "breaker_open": False, "lost": 0,
         "newest_loss": None, "lost_id": None, "differences": None, "unfollowed": None, "capped": [],
     }  # fmt: skip
 

@@ -253,7 +253,7 @@ def test_a_key_is_held_by_what_is_taken_of_it(any_bench: Bench) -> None:
     assert group.take(10) == []
     assert sorted(status for status, _ in any_bench.statuses()) == ["taken", "taken", "waiting", "waiting", "waiting"]
     first.acknowledge()
-    (second,) = group.take(10)
+    (second,) = group.take()
     assert second.body == "a2"
     second.fail("ill", delay=3600)
     assert group.take(10) == []
@@ -274,6 +274,61 @@ def test_what_one_take_reads_of_a_key_comes_together_in_order(bench: Bench) -> N
     end_leases(bench)
     # Handed out again one by one: the first is the one that may run.
     assert bodies(group.take(3)) == ["1"]
+
+
+def test_what_waited_for_a_key_comes_together_in_order(any_bench: Bench) -> None:
+    """What waited for a key comes together in order, as far as it was never handed out, and as many as are taken."""
+    group = leased(any_bench, ordered="key")
+    any_bench.send("a1", key="a")
+    (first,) = group.take(10)
+    any_bench.send("a2", "a3", "a4", "a5", key="a")
+    assert group.take(10) == []
+    first.acknowledge()
+    second, third, fourth = group.take(3, take_id="x")
+    assert bodies([second, third, fourth]) == ["a2", "a3", "a4"]
+    assert bodies(group.take(3, take_id="x")) == ["a2", "a3", "a4"]
+    assert group.take(3) == []
+    end_leases(any_bench)
+    # What is tried again comes alone: the next of its key may only run when it is done.
+    (second,) = group.take(3)
+    assert (second.body, second.attempt) == ("a2", 2)
+    second.acknowledge()
+    assert bodies(group.take(3)) == ["a3"]
+
+
+def test_a_small_take_comes_past_a_backlog_that_waits(bench: Bench) -> None:
+    """What is held back, or isn't for the client, doesn't hide what lies behind it from a take of one."""
+    bench.app.declare_topic("t", 1)
+    group = leased(bench, ordered="key")
+    bench.send("a0", key="a")
+    (held,) = group.take()
+    bench.send(*(f"a{number}" for number in range(1, 100)), key="a")
+    bench.send("b", "c", key="b")
+    assert bodies(group.take()) == ["b"]
+    assert bodies(group.take(5)) == []
+    held.acknowledge()
+    assert len(group.take(1000)) == 99
+    other = leased(bench, group="h")
+    with other._connections() as (connection, source):
+        named = {"invisible": 60.0, "accepts": lambda message: message.body in {"b", "c"}}
+        assert [each.message.body for each in other.take_on(connection, source, 1, **named)] == ["b"]
+
+
+def test_an_act_on_one_that_waits_keeps_those_behind_it_back(bench: Bench) -> None:
+    """While an operator's transaction has a message, those of its key behind it aren't handed out before it."""
+    group = leased(bench, ordered="key")
+    bench.send("1")
+    (first,) = group.take()
+    bench.send("2", "3", "4")
+    assert group.take(5) == []
+    first.acknowledge()
+    with bench.consumer.connect() as operator:
+        operator.execute(text("SELECT FROM outbox.consumer_message WHERE status = 'waiting' AND turn = 3 FOR UPDATE"))
+        assert operator.execute(text("SELECT count(*) FROM outbox.consumer_message WHERE turn = 3")).scalar() == 1
+        (second,) = group.take(5)
+        assert second.body == "2"
+    second.acknowledge()
+    assert bodies(group.take(5)) == ["3", "4"]
 
 
 @pytest.mark.parametrize(("rule", "left"), [("park", []), ("skip", ["2"]), ("park_sequence", [])])
@@ -370,6 +425,32 @@ def test_a_group_that_was_reset_has_them_again(bench: Bench) -> None:
     assert bench.statuses() == [("consumed", 1)] * 2
 
 
+def test_a_reset_hands_what_had_failed_out_once(bench: Bench) -> None:
+    """What is due again when the group is reset is read again, and isn't a retry beside that."""
+    group = leased(bench)
+    bench.send("a", "b")
+    first, _ = group.take(2)
+    first.fail("ill", delay=0)
+    end_leases(bench)
+    bench.sink.operator.reset_group("g", "t", "first", by="me", why="test")
+    again = group.take(5)
+    assert (sorted(bodies(again)), [each.attempt for each in again]) == (["a", "b"], [1, 1])
+    assert all(each.acknowledge() for each in again)
+
+
+def test_a_reset_keeps_the_order_of_what_is_new_beside_it(bench: Bench) -> None:
+    """Messages that are read again come before those that the group hasn't come to yet, also when all leases ended."""
+    group = leased(bench, ordered="key")
+    bench.send("1", "2")
+    assert len(group.take(2)) == 2
+    bench.send("3", "4")
+    bench.sink.operator.reset_group("g", "t", "first", by="me", why="test")
+    assert bodies(group.take(5)) == ["1", "2", "3", "4"]
+    end_leases(bench)
+    (first,) = group.take(5)
+    assert first.body == "1"
+
+
 def test_a_reset_reads_over_what_is_taken(bench: Bench) -> None:
     """Also where it comes to wait for its key by then: the group goes on, and the lease of before is none."""
     group = leased(bench, ordered="key")
@@ -450,6 +531,23 @@ def test_a_message_the_producer_has_no_more_is_parked(bench: Bench) -> None:
         connection.execute(text("DELETE FROM outbox.message"))
     assert group.take() == []
     assert bench.inbox()[id_].status == "parked"
+
+
+def test_what_follows_one_that_is_gone_is_given_back(bench: Bench) -> None:
+    """Of several that are handed out together, one that its producer has no more holds the later ones back."""
+    group = leased(bench, ordered="key")
+    bench.send("1")
+    (first,) = group.take()
+    _, gone, _ = bench.send("2", "3", "4")
+    assert group.take(5) == []
+    with bench.producer.begin() as connection:
+        connection.execute(text("DELETE FROM outbox.half_message WHERE id = :id"), {"id": gone})
+    first.acknowledge()
+    (second,) = group.take(5)
+    assert second.body == "2"
+    second.acknowledge()
+    assert sorted(bench.statuses()) == [("consumed", 1), ("consumed", 1), ("failed", 0), ("parked", 1)]
+    assert group.take(5) == []
 
 
 def test_a_topic_that_grows_loses_nothing(bench: Bench) -> None:

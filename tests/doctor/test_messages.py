@@ -183,6 +183,45 @@ def test_overdue_retry(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
     assert codes(examine(engine)) == []
 
 
+def test_leases_that_ended_long_ago(engine: Engine, outbox: Outbox) -> None:
+    """What no client takes again is told; a handler that has the group now gets it by the mend's command."""
+    group = outbox.leased("orders", group="till")
+    send(outbox, 2)
+    dispatch_all(engine, outbox)
+    assert len(group.take(2)) == 2
+    sql(engine, "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '2 minutes'")
+    assert codes(examine(engine)) == []
+    sql(engine, "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '10 minutes'")
+    report = examine(engine)
+    assert codes(report) == ["lease.lapsed"]
+    assert the(report, "lease.lapsed").details["messages"] == 2
+    now, handled = Outbox(engine), list[UUID]()
+    now.consumer("orders", group="till")(lambda message, session: handled.append(message.id))
+    consume(now, engine)
+    assert handled == []
+    _, hand_over = the(report, "lease.lapsed").mend.splitlines()
+    assert mend_by_command(engine, hand_over.replace("…", "again"), "--yes").code == 0
+    assert codes(examine(engine)) == []
+    (subscription,) = now.subscriptions.values()
+    with engine.connect() as connection:
+        while Consumer(subscription, now.settings).retry_once(connection, connection).done:
+            pass
+    assert len(set(handled)) == 2
+    sql(engine, "DELETE FROM outbox.consumer_message")
+    assert codes(examine(engine)) == []
+
+
+def test_a_paused_group_has_no_leases_to_take(engine: Engine, outbox: Outbox) -> None:
+    """It hands nothing out, as its operator has said."""
+    group = outbox.leased("orders", group="till")
+    send(outbox)
+    dispatch_all(engine, outbox)
+    assert len(group.take()) == 1
+    sql(engine, "UPDATE outbox.consumer_message SET next_attempt_at = now() - interval '10 minutes'")
+    outbox.operator.pause_group("till", topic="orders", by="me", why="test")
+    assert "lease.lapsed" not in codes(examine(engine))
+
+
 def test_group_that_falls_behind(engine: Engine, outbox: Outbox, till: list[Any]) -> None:
     """A group whose next message is older than half the retention will miss it soon."""
     start(outbox, engine)

@@ -10,11 +10,13 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Settings
-from outbox.rocketmq.options import RocketmqOptions
+from outbox.rocketmq.options import GroupOptions, RocketmqOptions
 from outbox.rocketmq.server import Listen, RocketmqServer
 from tests.rocketmq.raw import RawClient
 
 NewServer = Callable[..., RocketmqServer]
+#: Group `ordered` keeps the order of keys.
+FIFO_GROUP = {"ordered": GroupOptions(fifo=True)}
 
 
 def options_of(**tables: Any) -> RocketmqOptions:

@@ -199,6 +199,10 @@ class RawClient:
 
     def parts(self, topic: str, of_group: str, timeout: float = 60, **more: Any) -> list[dict[str, Any]]:
         """Return the parts of the answer to a receive."""
+        return [to_dict(part) for part in self.poll(topic, of_group, timeout, **more)]
+
+    def poll(self, topic: str, of_group: str, timeout: float = 60, **more: Any) -> Any:
+        """Begin a receive; return the call, which can be cancelled."""
         request = {
             "group": {"name": of_group},
             "message_queue": {"topic": {"name": topic}, "id": -1},
@@ -208,7 +212,8 @@ class RawClient:
             "long_polling_timeout": self.polling,
         }
         kept = {name: value for name, value in (request | more).items() if value is not None}
-        return list(self.call("ReceiveMessage", kept, timeout=timeout))
+        made = json_format.ParseDict(kept, WIRE.classes["ReceiveMessageRequest"]())
+        return self._calls["ReceiveMessage"](made, timeout=timeout, metadata=self.metadata({}))
 
     def ack(self, topic: str, group: str, *handles: str) -> dict[str, Any]:
         """Acknowledge messages by their handles."""

@@ -12,7 +12,7 @@ from sqlalchemy import text as sql
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
-from outbox.rocketmq.mapping import _sealed
+from outbox.consumer.leased.settlement import sealed
 from outbox.rocketmq.server import RocketmqServer
 from outbox.rocketmq.wire import WIRE
 from tests.kit import tries
@@ -156,7 +156,7 @@ def test_handles_of_other_hands(raw: RawClient) -> None:
         (0, 2**64, id_, -1),
         (0, 0, id_, "9" * 5000),
     ):
-        handle = _sealed("1", "mail", "orders", *words)
+        handle = sealed("1", "mail", "orders", *words)
         assert code(raw.ack("orders", "mail", handle)) == 40013
         assert code(raw.change("orders", "mail", handle, "30s")) == 40013
 

@@ -372,11 +372,13 @@ def test_a_group_that_keeps_the_order(ordered: RocketmqServer, engine: Engine) -
         store(raw, engine, b"b1", message_group="b")
         _, other = raw.receive("orders", "ordered")
         assert list(bodies(other)) == [b"b1"]
+        store(raw, engine, b"a4", b"a5", message_group="a")
         assert raw.receive("orders", "ordered")[0] == 40401
         for each in first:
             raw.ack("orders", "ordered", handle_of(each))
-        _, third = raw.receive("orders", "ordered")
-        assert list(bodies(third)) == [b"a3"]
+        # What has waited comes together.
+        _, others = raw.receive("orders", "ordered")
+        assert list(bodies(others)) == [b"a3", b"a4", b"a5"]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -481,8 +483,9 @@ def test_a_poll_whose_client_goes_away(raw: RawClient, engine: Engine, rocketmq:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("attempt", [None, "A"])
 def test_what_no_client_has_seen_is_no_attempt(
-    new_server: NewServer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    attempt: str | None, new_server: NewServer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken for a poll that has ended meanwhile, a message is due again as it was; it isn't parked for that."""
     taken, original = list[Any](), SharedTaker._take
@@ -494,11 +497,12 @@ def test_what_no_client_has_seen_is_no_attempt(
         return found
 
     monkeypatch.setattr(SharedTaker, "_take", take)
-    server = new_server(groups={"mail": GroupOptions(max_attempts=1)})
+    server = new_server(groups={"mail": GroupOptions(max_attempts=1, fifo=attempt is not None)})
     with RawClient(server.addresses[0]) as raw:
         store(raw, engine, b"1", message_group="g")
-        for _ in range(2):
-            assert raw.receive("orders", "mail") == (40401, [])
+        for number in range(2):
+            named = {} if attempt is None else {"attempt_id": f"{attempt}{number}"}
+            assert raw.receive("orders", "mail", **named) == (40401, [])
         assert receive_one(raw)["system_properties"]["delivery_attempt"] == 1
     assert len(taken) == 3
 

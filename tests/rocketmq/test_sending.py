@@ -252,7 +252,7 @@ def test_a_full_topic_says_come_again(new_server: NewServer, engine: Engine) -> 
         answer = raw.send(message("full"))
         assert (code(answer), answer["entries"][0]["status"]["code"]) == (42900, "TOO_MANY_REQUESTS")
         before = len(stored(engine))
-        items = [sending.SendItem(topic, _parsed(message(topic)), 1, "c") for topic in ("full", "free", "full", "free")]
+        items = [sending.SendItem("c", topic, _parsed(message(topic)), 1) for topic in ("full", "free", "full", "free")]
         server._sending.commits.write_now(items)
         assert [item.refused is None for item in items] == [False, True, False, True]
         assert len(stored(engine)) == before + 2
@@ -271,7 +271,7 @@ def test_one_that_fails_takes_no_other_along(rocketmq: RocketmqServer, engine: E
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE outbox.half_message ADD CHECK (tag IS DISTINCT FROM 'poison')"))
     tags = ["a", "b", "poison", "c", "d"]
-    items = [sending.SendItem("orders", _parsed(message("orders", tag=tag)), 1, "c") for tag in tags]
+    items = [sending.SendItem("c", "orders", _parsed(message("orders", tag=tag)), 1) for tag in tags]
     rocketmq._sending.commits.write_now(items)
     assert [item.refused.code if item.refused else 0 for item in items] == [0, 0, 50001, 0, 0]
     assert sorted(half.tag for half in stored(engine)) == ["a", "b", "c", "d"]

@@ -67,7 +67,9 @@ def test_a_process(engine: Engine) -> None:
         assert code(raw.send(message("orders"))) == 20000
         stream = raw.telemetry(raw.producing("orders"))
         assert answer(http, "/healthz") == (200, "alive\n")
-        assert "outbox_worker_ready 1.0" in answer(http, "/metrics")[1]
+        metrics = answer(http, "/metrics")[1]
+        assert "outbox_worker_ready 1.0" in metrics
+        assert 'outbox_rocketmq_call_seconds_count{call="SendMessage",status="OK"} 1.0' in metrics
         (client,) = json.loads(answer(http, "/clients")[1])["clients"]
         assert (client["id"], client["kind"]) == (raw.id, "PRODUCER")
         shown = run_cli("rocketmq", "clients", f"127.0.0.1:{http}")

@@ -149,7 +149,7 @@ def test_verdicts_on_one_half_that_come_together(rocketmq: RocketmqServer, raw: 
     transaction = UUID(begin(raw))
     commit, rollback = Resolution.COMMIT, Resolution.ROLLBACK
     named = [("other", rollback), ("paid", commit), ("paid", rollback), ("other", commit)]
-    items = [EndItem(transaction, topic, "c", verdict) for topic, verdict in named]
+    items = [EndItem("c", topic, transaction, verdict) for topic, verdict in named]
     rocketmq.tables.do(lambda connection: rocketmq._sending._decide(items, connection))
     assert [item.earlier for item in items] == [None, (commit, "producer"), (commit, "producer"), None]
 

@@ -200,7 +200,8 @@ def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = options.group("mail")
     assert (group.fifo, group.max_attempts, group.retry_delays, group.start) == (True, 3, (1.0, 60.0), "now")
     assert options.group("any").max_attempts == 17
-    assert options.secrets() == {"shop": b"from-the-environment", "other": b"written-here"}
+    secrets = {name: user.secret for name, user in options.users.items()}
+    assert secrets == {"shop": "from-the-environment", "other": "written-here"}
     assert "written-here" not in repr(options)
 
 

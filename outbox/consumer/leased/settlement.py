@@ -11,6 +11,8 @@ the lease has ended, the caller rolls its change back.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import datetime as dt
 import enum
 from collections import defaultdict
@@ -51,6 +53,26 @@ class Settlement(enum.Enum):
     LATE = enum.auto()  # the lease has ended, or never was: nothing is changed
 
 
+#: How the words of a lease's handle begin: its form, which `lease_of` in SQL knows too.
+_FORM = "1"
+
+
+def sealed(*parts: object) -> str:
+    """Return a handle: the parts, and a checksum, so that one that was cut or typed is none."""
+    text = " ".join(map(str, parts))
+    return base64.urlsafe_b64encode(f"{binascii.crc32(text.encode()):08x} {text}".encode()).decode().rstrip("=")
+
+
+def unsealed(handle: str, parts: int) -> list[str]:
+    """Return so many parts of a handle; raise ValueError if it is none of so many."""
+    text = base64.b64decode(handle + "=" * (-len(handle) % 4), altchars=b"-_", validate=True).decode()
+    checksum, _, rest = text.partition(" ")
+    words = rest.split(" ")
+    if checksum != f"{binascii.crc32(rest.encode()):08x}" or len(words) != parts:
+        raise ValueError(handle)
+    return words
+
+
 class MessageLease(NamedTuple):
     """The right of a client to one message: of a group, under the name by which it keeps the topic, by its number."""
 
@@ -60,6 +82,26 @@ class MessageLease(NamedTuple):
     position: int
     message_id: UUID
     number: int
+
+    @property
+    def handle(self) -> str:
+        """The lease as a text, by which any process settles the message, in SQL too."""
+        return sealed(_FORM, self.group, self.topic, self.queue, self.position, self.message_id, self.number)
+
+    @classmethod
+    def of_handle(cls, handle: str) -> MessageLease:
+        """Return the lease that a handle is; raise ValueError if it is none."""
+        form, group, feed, queue, position, id_, number = unsealed(handle, 7)
+        if form != _FORM:
+            raise ValueError(handle)
+        return cls(group, feed, _stored(queue), _stored(position), UUID(id_), _stored(number))
+
+
+def _stored(text: str) -> int:
+    """Return a number as a column can have it; raise ValueError for all else: the checksum is no secret."""
+    if not 0 <= (number := int(text)) < 1 << 63:
+        raise ValueError(text)
+    return number
 
 
 @dataclass(slots=True)

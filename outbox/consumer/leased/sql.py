@@ -8,7 +8,14 @@ changes a row asks both in its condition, which PostgreSQL asks again of a row t
 
 from __future__ import annotations
 
-from outbox.consumer.sql import FIRST_FAILED_AT, MARKED_TRANSACTION, is_first_of_key, last_turn
+from outbox.consumer.sql import (
+    FIRST_FAILED_AT,
+    HOLDS_KEY,
+    MARKED_TRANSACTION,
+    is_first_of_key,
+    last_turn,
+    of_earlier_passage,
+)
 from outbox.database.execute import Template
 from outbox.database.sql import TIMED
 
@@ -18,30 +25,73 @@ _NUMBER = "(random() * 9007199254740991)::bigint"
 
 #: What the inbox says of an attempt whose client didn't settle its message.
 LAPSED = "taken, and not settled before the lease ended"
+_UNSAID = "due.lapsed AND (due.taken_by IS NOT NULL OR m.last_error IS NULL)"
 
-# As in the retry pass: a row that another transaction has is left alone. The lease that lapsed was an attempt.
+# As in the retry pass: a row that another transaction has is left alone. The lease that lapsed was an attempt; one
+# without a client was given up by `fail` in SQL, which has written why. One of an earlier passage comes when the group
+# reads it again: else one take would hand it out twice.
 #: Take messages that are due: they failed, or their lease has ended. Rows: ``(id, queue, position, attempts before
 #: this one, number of the lease, its end, it was never attempted, first failed at, passage, the lease before has
-#: lapsed, its client, order key)``.
+#: lapsed, its client, order key, its turn there, the last error, its kind)``.
 take_due: Template = Template(f"""
 WITH due AS MATERIALIZED (
     SELECT message_id, status = 'taken' AS lapsed, attempts = 0 AND last_error IS NULL AND status = 'failed' AS is_new,
            {FIRST_FAILED_AT} AS first_failed_at, taken_by
       FROM {{s}}.consumer_message c
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND status IN {TIMED}
-       AND next_attempt_at <= clock_timestamp() AND {is_first_of_key("c")}
+       AND next_attempt_at <= clock_timestamp() AND NOT {of_earlier_passage("c")} AND {is_first_of_key("c")}
      ORDER BY next_attempt_at LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED
 )
 UPDATE {{s}}.consumer_message m
    SET status = 'taken', starts = 0, lease = {_NUMBER}, attempts = m.attempts + due.lapsed::int,
        next_attempt_at = {_UNTIL}, taken_by = %(taker)s, take_id = %(take_id)s, follows = false,
-       last_error = CASE WHEN due.lapsed THEN %(error)s ELSE m.last_error END,
-       error_kind = CASE WHEN due.lapsed THEN %(error)s ELSE m.error_kind END, changed_at = clock_timestamp()
+       last_error = CASE WHEN {_UNSAID} THEN %(error)s ELSE m.last_error END,
+       error_kind = CASE WHEN {_UNSAID} THEN %(error)s ELSE m.error_kind END, changed_at = clock_timestamp()
   FROM due
  WHERE m.consumer_group = %(group)s AND m.message_id = due.message_id
 RETURNING m.message_id, m.queue, m.position, m.attempts, m.lease, m.next_attempt_at, due.is_new, due.first_failed_at,
-          m.passage, due.lapsed, due.taken_by, m.order_key
+          m.passage, due.lapsed, due.taken_by, m.order_key, m.turn,
+          m.last_error, m.error_kind
+""")
+
+#: The condition that a row of a key was never handed out: it waits for the one before it, or came back unseen.
+_UNTRIED = """w.attempts = 0 AND w.last_error IS NULL AND w.discarded_at IS NULL
+       AND (w.status = 'waiting' OR w.status = 'failed' AND w.next_attempt_at <= clock_timestamp())"""
+
+# Only up to the first one that can't be had: a row that another transaction has is left alone, and so are all behind
+# it. The snapshot has numbered the rows before they are locked; a gap in the numbers is such a row.
+#: Take, with messages that this transaction has taken as the first of their keys, those that come next of each key and
+#: were never handed out, in a row; the nearest of each key first. Rows: as of `take_due`.
+take_following: Template = Template(f"""
+WITH next AS MATERIALIZED (
+    SELECT n.*, row_number() OVER in_turn AS number, bool_and(n.untried) OVER in_turn AS ready
+      FROM {{s}}.consumer_message f CROSS JOIN LATERAL (
+           SELECT w.message_id, w.order_key, w.turn, w.position, {_UNTRIED} AS untried
+             FROM {{s}}.consumer_message w
+            WHERE w.consumer_group = %(group)s AND w.topic = %(topic)s AND w.order_key = f.order_key
+              AND {HOLDS_KEY} AND NOT {of_earlier_passage("w")}
+              AND (w.turn, w.position, w.message_id) > (f.turn, f.position, f.message_id)
+            ORDER BY w.turn, w.position, w.message_id LIMIT %(limit)s) n
+     WHERE f.consumer_group = %(group)s AND f.message_id = ANY (%(ids)s::uuid[])
+    WINDOW in_turn AS (PARTITION BY n.order_key ORDER BY n.turn, n.position, n.message_id)
+), locked AS MATERIALIZED (
+    SELECT w.message_id, w.order_key, next.number
+      FROM next JOIN {{s}}.consumer_message w ON w.consumer_group = %(group)s AND w.message_id = next.message_id
+     WHERE next.ready AND w.turn = next.turn AND {_UNTRIED}
+       FOR UPDATE OF w SKIP LOCKED
+), together AS MATERIALIZED (
+    SELECT message_id
+      FROM (SELECT l.*, row_number() OVER (PARTITION BY order_key ORDER BY number) AS rank FROM locked l) l
+     WHERE rank = number ORDER BY number LIMIT %(limit)s
+)
+UPDATE {{s}}.consumer_message m
+   SET status = 'taken', starts = 0, lease = {_NUMBER}, next_attempt_at = {_UNTIL}, taken_by = %(taker)s,
+       take_id = %(take_id)s, follows = false, changed_at = clock_timestamp()
+  FROM together
+ WHERE m.consumer_group = %(group)s AND m.message_id = together.message_id
+RETURNING m.message_id, m.queue, m.position, m.attempts, m.lease, m.next_attempt_at, true, NULL::timestamptz,
+          m.passage, false, m.taken_by, m.order_key, m.turn
 """)
 
 #: Take again, under new leases, what an earlier take of the same name has, since its answer was lost.
@@ -52,7 +102,7 @@ UPDATE {{s}}.consumer_message m
  WHERE consumer_group = %(group)s AND topic = %(topic)s AND take_id = %(take_id)s AND status = 'taken'
    AND next_attempt_at > clock_timestamp()
 RETURNING message_id, queue, position, attempts, lease, next_attempt_at, false,
-          {FIRST_FAILED_AT}, passage, false, taken_by, order_key
+          {FIRST_FAILED_AT}, passage, false, taken_by, order_key, turn
 """)
 
 # No ON CONFLICT, as of those that are consumed: a quarantine that came in between must undo the whole take. A key is

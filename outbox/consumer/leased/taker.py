@@ -9,12 +9,15 @@ Several processes take for one group at once. A queue that another one reads at 
 written beside the offset, since nothing runs here that could kill a worker: the leases of a client that dies end.
 
 Of a group that is ordered by key, a taken message holds back the later ones of its key, as a failed one does
-(`outbox.consumer.key_order`); what one take reads of a key, it hands out together, in order.
+(`outbox.consumer.key_order`). What one take reads of a key, it hands out together, in order; so it does with what
+has waited and was never handed out. A message that is tried again comes alone: those behind it aren't handed out
+while it may fail once more, and don't pay an attempt each time that its lease lapses.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,7 +28,7 @@ from outbox.consumer import key_order
 from outbox.consumer import sql as consumer_sql
 from outbox.consumer.consumer import Consumer, QueueConsumer
 from outbox.consumer.failure import expired_of, record_expiry
-from outbox.consumer.leased import sql
+from outbox.consumer.leased import settlement, sql
 from outbox.consumer.leased.settlement import MessageLease, Taken, record
 from outbox.consumer.log_loss import go_back
 from outbox.consumer.outside import sql as lease_sql
@@ -41,15 +44,18 @@ from outbox.errors import MessagesPruned
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
 from outbox.telemetry.hooks import emit
+from outbox.text import kind_of_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 #: How many messages one take hands out at most.
 MOST_TAKEN = 1_000
-#: How often one take looks at the queues, where others read them or have changed their rows meanwhile; and at how many
-#: at least, if so many have messages.
-_LOOKS, _QUEUES = 3, 4
+#: How often one take looks at the queues, where others read them or have changed their rows meanwhile, or what it reads
+#: has to wait or isn't for the client; and at how many at least, if so many have messages.
+_LOOKS, _QUEUES = 6, 4
+#: So many times more than the look before it a look reads of a queue, and so much at most.
+_MORE, _MOST_READ = 8, 256
 
 
 def _taken(progress: ConsumerProgress, entry: Entry, number: int, until: dt.datetime) -> Taken:
@@ -65,6 +71,22 @@ def _accepted(entry: Entry, accepts: Callable[[Message], bool] | None) -> Entry:
     if accepts is None or entry.message is None or accepts(entry.message):
         return entry
     return Entry(entry.position, entry.id, None)
+
+
+def _turn(found: tuple[Row, Sequence[Row]]) -> tuple[int, int]:
+    """Return where a row that was taken comes among those of its key."""
+    row, _ = found
+    return row[12] or 0, row[2]
+
+
+def _fitting(progress: ConsumerProgress, entries: list[Entry], inbox: KnownRows, most: int) -> Batch | None:
+    """Return the batch up to the first message that is too many to be taken; None if that is the first of all."""
+    batch = progress.batch(entries, inbox, ordered=False)
+    if len(batch.run) <= most:
+        return batch
+    extra = batch.run[most]
+    fitting = list(itertools.takewhile(lambda entry: entry is not extra, entries))
+    return progress.batch(fitting, inbox, ordered=False) if fitting else None
 
 
 class Taker(Consumer):
@@ -122,13 +144,18 @@ class Taker(Consumer):
         with begin(connection):
             _, rows = execute(connection, plan_by_index(), due)
             left = [row for row in rows if not (row[9] and self._ends_lapsed(connection, source, row))]
+            first = [row[0] for row in left if row[6] and row[11] is not None]
+            if first and len(left) < most:
+                limits = {"ids": first, "limit": most - len(left)}
+                (rows,) = execute(connection, sql.take_following(settings.schema, **pair, **named, **limits))
+                left += rows
         return self._found(connection, source, left)
 
     def _ends_lapsed(self, connection: Connection, source: Connection, row: Row) -> bool:
         """Write down that a lease has lapsed, which was an attempt; True if it was the last one of its message."""
         settings, subscription = self._settings, self.subscription
         lease, attempts, client, key = self._lease_of(row), row[3], row[10], row[11]
-        failure = HandlerFailure(sql.LAPSED, kind=sql.LAPSED, delay=0.0)
+        failure = HandlerFailure(row[13], kind=row[14] or kind_of_text(row[13]), delay=0.0)
         if attempts > len(subscription.retry_delays) and subscription.on_exhausted != "block":
             found: list[Row] = []
             if parked_callback(subscription) is not None:  # which gets the body, also where its source is elsewhere
@@ -159,25 +186,28 @@ class Taker(Consumer):
             consumer_sql.message_by_id(schema, id=row[0], **(filter_of(subscription) if row[6] else EVERYTHING))
             for row in rows
         ]
-        for row, found in zip(rows, read_source(source, *reads), strict=True):
+        held = set[str | None]()
+        # By their turns, in which those of one key come in order.
+        for row, found in sorted(zip(rows, read_source(source, *reads), strict=True), key=_turn):
             lease, attempts = self._lease_of(row), row[3]
             message = to_entry(found[0], subscription, lease.queue).message if found else None
-            if message is None:
-                self._leave(connection, lease, attempts, row[11], is_pruned=not found)
+            if message is None or row[11] in held:
+                with begin(connection):
+                    if row[11] in held:
+                        settlement.give_back(connection, schema, [lease])
+                    elif found:  # it isn't for the group
+                        execute(connection, consumer_sql.forget(schema, lease.group, lease.message_id))
+                    elif self._is_gone(connection, lease, attempts, row[11]):
+                        held.add(row[11])
                 continue
             message.attempt, message.first_failed_at, message.passage = attempts + 1, row[7], row[8]
             taken.append(Taken(message, lease, attempts + 1, row[5]))
         return self._but_expired(connection, taken)
 
-    def _leave(
-        self, connection: Connection, lease: MessageLease, attempts: int, key: str | None, *, is_pruned: bool
-    ) -> None:
-        """Park a message that its producer has no more, or forget one that isn't for the group."""
-        with begin(connection):
-            if is_pruned:
-                record(connection, self.subscription, self._settings, lease, PRUNED, attempts=attempts + 1, key=key)
-            else:
-                execute(connection, consumer_sql.forget(self._settings.schema, lease.group, lease.message_id))
+    def _is_gone(self, connection: Connection, lease: MessageLease, attempts: int, key: str | None) -> bool:
+        """Park a message that its producer has no more; tell whether it holds back the later ones of its key."""
+        row = record(connection, self.subscription, self._settings, lease, PRUNED, attempts=attempts + 1, key=key)
+        return key is not None and row.holds
 
     def _but_expired(self, connection: Connection, taken: list[Taken]) -> list[Taken]:
         """Return what was taken without the messages that have expired, of which the inbox says so."""
@@ -206,13 +236,14 @@ class Taker(Consumer):
     ) -> list[Taken]:
         """Read on in the queues that have messages, a part of each in one transaction."""
         taken, pruned = list[Taken](), None
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
             waiting = self.waiting_queues(connection, source)
             if not waiting:
                 break
             random.shuffle(waiting)
             try:
-                found, is_done = self._read_on(connection, source, waiting, most - len(taken), named, accepts)
+                left = most - len(taken)
+                found, is_done = self._read_on(connection, source, waiting, left, _MORE**look, named, accepts)
             except MessagesPruned as error:
                 pruned = error
                 break
@@ -233,20 +264,25 @@ class Taker(Consumer):
         source: Connection,
         waiting: Sequence[QueueConsumer],
         most: int,
+        times: int,
         named: dict[str, Any],
         accepts: Callable[[Message], bool] | None,
     ) -> tuple[list[Taken], bool]:
-        """Take from some queues in one transaction. Return what, and whether a further look would find nothing more."""
+        """Take from some queues in one transaction. Return what, and whether a further look would find nothing more.
+
+        It reads so many ``times`` what it may take.
+        """
         # In the order in which all transactions lock several; a queue is only tried, so that none waits. Others may
         # read some of them at this moment.
         queues = sorted(waiting[: max(most, _QUEUES)], key=lambda queue: queue.progress.of.lock)
         share = -(-most // len(queues))
+        share = max(share, min(share * times, _MOST_READ))
         with begin(connection):
             progresses = self._locked(connection, queues)
             reads = [each.next_messages(self.subscription, self._settings, share) for each in progresses]
             ahead = read_log(connection, source, plan_by_index(), *reads)[1:] if reads else []
             entries: dict[ConsumerProgress, list[Entry]] = {}
-            pruned, left = None, most
+            pruned = None
             for progress, rows in zip(progresses, ahead, strict=True):
                 try:
                     read = progress.read(rows, self.subscription)
@@ -255,10 +291,9 @@ class Taker(Consumer):
                     continue
                 if read is None:
                     go_back(connection, source, progress)
-                elif read and left > 0:
-                    entries[progress] = [_accepted(each, accepts) for each in read[:left]]
-                    left -= len(entries[progress])
-            taken = self._take_read(connection, source, entries, named) if entries else []
+                elif read:
+                    entries[progress] = [_accepted(each, accepts) for each in read]
+            taken = self._take_read(connection, source, entries, most, named) if entries else []
         if pruned is not None and not taken:
             raise pruned
         return taken, bool(progresses) and not entries
@@ -284,9 +319,10 @@ class Taker(Consumer):
         connection: Connection,
         source: Connection,
         entries: dict[ConsumerProgress, list[Entry]],
+        most: int,
         named: dict[str, Any],
     ) -> list[Taken]:
-        """Take entries that were read, as far as the inbox lets them, and go past them."""
+        """Take at most so many of the entries that were read, as far as the inbox lets them, and go past them."""
         statements = {each: each.inbox_of(several, self.subscription) for each, several in entries.items()}
         _, *rows = execute(connection, plan_by_index(once=True), *(it for its in statements.values() for it in its))
         results, batches = iter(rows), list[tuple[ConsumerProgress, Batch, list[Entry]]]()
@@ -295,7 +331,10 @@ class Taker(Consumer):
             left = take_earlier(connection, source, progress, inbox) if progress.passage else inbox
             if left is None:  # a retry, or an operator's act, has one of them
                 continue
-            batch = progress.batch(several, left, ordered=False)
+            batch = _fitting(progress, several, left, most)
+            if batch is None:
+                continue
+            most -= len(batch.run)
             if batch.stop is Choice.RESENT and not batch.passed:
                 if not execute(connection, progress.resend(several[0]))[0]:
                     continue
@@ -324,15 +363,18 @@ class Taker(Consumer):
     def _write(
         self, progress: ConsumerProgress, batch: Batch, run: Sequence[Entry], named: dict[str, Any]
     ) -> Iterator[Statement]:
-        """Write the rows of messages that are taken; those that this passage handles again have one."""
+        """Write the rows of messages that are taken; those that this passage handles again have one.
+
+        In the order of the log: each statement gives the next turns of a key.
+        """
         of, passage = progress.of, progress.passage
         values = {"group": of.group, "topic": of.topic, "queue": of.queue, "passage": passage, **named}
-        if new := [entry for entry in run if entry.id not in batch.again]:
-            yield sql.take_new(of.schema, **values, **self._columns(new))
-        if again := [entry for entry in run if entry.id in batch.again]:
-            ids = [entry.id for entry in again]
-            yield consumer_sql.keep_earlier(of.schema, group=of.group, ids=ids, passage=passage)
-            yield sql.take_reread(of.schema, **values, **self._columns(again))
+        for again, entries in itertools.groupby(run, lambda entry: entry.id in batch.again):
+            columns = self._columns(list(entries))
+            if again:
+                yield consumer_sql.keep_earlier(of.schema, group=of.group, ids=columns["ids"], passage=passage)
+            take = sql.take_reread if again else sql.take_new
+            yield take(of.schema, **values, **columns)
 
     def _columns(self, entries: Sequence[Entry]) -> dict[str, Any]:
         return {

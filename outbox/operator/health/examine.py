@@ -220,6 +220,7 @@ INSPECTIONS = (
     Inspection("inbox segments", inspections.held_segments, "consumer"),
     Inspection("parked messages", judging(sql.FAILURES, "message.parked"), "consumer"),
     Inspection("retries", judging(sql.FAILURES, "retry.overdue"), "consumer"),
+    Inspection("leases", judging(sql.FAILURES, "lease.lapsed"), "consumer"),
     Inspection("stopped groups", inspections.stopped_groups, "consumer"),
     Inspection("lost messages", judging(sql.LOSSES, "group.lost"), "consumer"),
     Inspection("reconciliations", inspections.reconciliations, "consumer"),

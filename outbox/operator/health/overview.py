@@ -40,7 +40,7 @@ _SECONDS = 5.0
 #: The most rows of each list of an overview that is shown.
 MOST_ROWS = 200
 _TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue", "delivery.exhausted")
-_GROUP_RULES = ("message.parked", "retry.overdue", "group.lost")
+_GROUP_RULES = ("message.parked", "retry.overdue", "lease.lapsed", "group.lost")
 
 
 @dataclass(slots=True, kw_only=True)

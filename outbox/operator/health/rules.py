@@ -309,6 +309,15 @@ RULES: Mapping[str, Rule] = {
         details="group topic messages=overdue overdue=oldest_due",
         page="inbox?group&topic&status=failed",
     ),
+    "lease.lapsed": Rule(
+        "{messages:message|messages} of topic {topic!r} {messages:=was|were} taken for group {group!r}, and the leases "
+        "ended long ago: no client takes what is left, or a handler has the group now.",
+        "start a client\nor hand them to the handler: "
+        "outbox inbox retry --status taken --group {group:quoted} --topic {topic:quoted} --reason … {at}",
+        value="lapsed",
+        details="group topic messages=lapsed",
+        page="inbox?group&topic&status=taken",
+    ),
     "group.pruned": Rule(
         "Messages of topic {topic!r} were pruned before group {group!r} had read them, in {queues:queue|queues}: the "
         "group stops there.",
@@ -496,8 +505,7 @@ RULES: Mapping[str, Rule] = {
         "connect to the primary\nwith several hosts in the URL, add target_session_attrs=read-write",
     ),
     "server.read_only": Rule(
-        "Transactions are read-only by default (default_transaction_read_only): nothing can be sent, decided, "
-        "dispatched or consumed.",
+        "Transactions are read-only by default (default_transaction_read_only): nothing can be sent or consumed.",
         "SET default_transaction_read_only = off; {mend}",
     ),
     "search_path.shadows": Rule(
@@ -516,9 +524,7 @@ RULES: Mapping[str, Rule] = {
         "full_page_writes is off: unless the file system never tears a page, a crash can damage the tables.",
         severity=Severity.NOTE,
     ),
-    "connections.few": Rule(
-        "{left} more connections are possible ({limited}), and one more worker needs up to {needed}."
-    ),
+    "connections.few": Rule("{left} more connections are possible ({limited}), and one more worker needs {needed}."),
     "clock.skew": Rule(
         "The clock of this host is {skew:duration} {direction} the database's: nothing is decided by it, but the ids "
         "made here carry it, so lists are out of order.",
@@ -530,8 +536,7 @@ RULES: Mapping[str, Rule] = {
         "max_prepared_statements > 0, and libpq 17 or newer (psycopg[binary])",
     ),
     "pooler.listen": Rule(
-        "There is a transaction pooler in between, and listen is on: notifications never arrive; workers find that "
-        "out, and poll.",
+        "There is a transaction pooler in between, and listen is on: notifications never arrive, and workers poll.",
         "set listen=False (OUTBOX_LISTEN=false)",
         Severity.NOTE,
     ),
@@ -601,13 +606,8 @@ RULES: Mapping[str, Rule] = {
         "The index {index} of {table} is invalid: every write pays for it, and no statement can use it.",
         "{verb} INDEX CONCURRENTLY {quoted};",
     ),
-    "autovacuum.off": Rule(
-        "autovacuum is off: dead rows pile up, the planner's statistics grow old, and in the end there are no "
-        "transaction ids left.",
-    ),
-    "autovacuum.track_counts": Rule(
-        "track_counts is off: autovacuum can't know which tables need it, and does nothing."
-    ),
+    "autovacuum.off": Rule("autovacuum is off: dead rows pile up, statistics grow old, and transaction ids run out."),
+    "autovacuum.track_counts": Rule("track_counts is off: autovacuum can't know which tables need it, and does none."),
     "autovacuum.table": Rule(
         "Autovacuum is off for {table} ({option}): its dead rows pile up.", "ALTER TABLE {table} RESET ({option});"
     ),

@@ -327,10 +327,11 @@ def _few(where: str) -> str:
          WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND {where} LIMIT %(limit)s) f)"""
 
 
+_LAPSED = "m.status = 'taken' AND NOT h.paused AND m.next_attempt_at < now() - make_interval(secs => %(retry)s)"
 #: Counts of failed messages, those that wait for an earlier one of their key, taken ones, and parked ones that aren't
 #: discarded, ``limit`` of each at most; and whether the group is held back: a part of `GroupStats`.
 FAILURES = Query(f"""
--- group topic failed oldest_due overdue waiting taken parked oldest_parked parked_id paused breaker_open
+-- group topic failed oldest_due overdue waiting taken lapsed parked oldest_parked parked_id paused breaker_open
 {GROUP_QUEUES}
 SELECT g.consumer_group, g.topic, f.*, n.*, p.age, p.message_id, h.paused, h.breaker_open
   FROM (SELECT DISTINCT consumer_group, topic FROM place) g
@@ -347,15 +348,14 @@ SELECT g.consumer_group, g.topic, f.*, n.*, p.age, p.message_id, h.paused, h.bre
                 WHERE m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'failed'
                 ORDER BY next_attempt_at LIMIT %(limit)s) m (due)) f
  CROSS JOIN LATERAL (SELECT {_few("m.status = 'waiting' AND m.order_key IS NOT NULL AND m.discarded_at IS NULL")},
-                            {_few("m.status = 'taken'")},
-                            {_few("m.status = 'parked' AND m.discarded_at IS NULL")}) n (waiting, taken, parked)
+                            {_few("m.status = 'taken'")}, {_few(_LAPSED)},
+                            {_few("m.status = 'parked' AND m.discarded_at IS NULL")}) n (waiting, taken, lapsed, parked)
   LEFT JOIN LATERAL (
        SELECT message_id, extract(epoch FROM clock_timestamp() - changed_at)::float8 AS age
          FROM {{s}}.consumer_message m
         WHERE n.parked > 0 AND m.consumer_group = g.consumer_group AND m.topic = g.topic AND status = 'parked'
           AND discarded_at IS NULL
-        ORDER BY message_id LIMIT 1) p ON true
- ORDER BY 1, 2
+        ORDER BY message_id LIMIT 1) p ON true ORDER BY 1, 2
 """)
 
 #: Whether a group goes on, by its row ``c`` of ``group_control``, which it may not have.

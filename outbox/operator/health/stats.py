@@ -90,9 +90,9 @@ class GroupStats:
     ``consumed``: how far the group has come, over all queues. ``lag``: messages after that; None where the
     topic's producer is in another database. ``oldest_lag``: for how many seconds the first of them has been in its
     queue. ``failed``: will be retried, the oldest due one since ``oldest_due`` seconds; ``overdue`` of them should have
-    been retried long ago. ``waiting``: for an earlier message of their key. ``taken``: by clients, under leases
-    that may have ended. ``parked``: waiting for an operator, and not discarded; the oldest message of them,
-    ``parked_id``, since ``oldest_parked`` seconds. ``paused``: by an operator.
+    been retried long ago. ``waiting``: for an earlier message of their key. ``taken``: by clients, under leases that
+    may have ended, ``lapsed`` of them long ago. ``parked``: waiting for an operator, and not discarded; the oldest
+    message of them, ``parked_id``, since ``oldest_parked`` seconds. ``paused``: by an operator.
     ``breaker_open``: everything fails, and one message at a time is tried. ``lost``: messages that the group had read
     and the producer has lost; ``lost_id`` is one, found with the others ``newest_loss`` seconds ago.
     ``differences``: what the reconciliation that follows the log knows to differ now, with a backlog past the grace
@@ -109,6 +109,7 @@ class GroupStats:
     overdue: int = 0
     waiting: int = 0
     taken: int = 0
+    lapsed: int = 0
     parked: int = 0
     oldest_parked: float | None = None
     parked_id: UUID | None = None

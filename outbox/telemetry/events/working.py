@@ -72,6 +72,18 @@ class ClientRefused(TelemetryEvent):
     reason: str
 
 
+@event("rocketmq.called", "rocketmq", logging.DEBUG, "%(call)s was answered with %(status)s in %(seconds).3f s")
+class ClientCallEnded(TelemetryEvent):
+    """A call of a client has ended after so many seconds. Told only to hooks.
+
+    ``status`` is the name of the code that it was answered with; CANCELLED: its client has gone away before.
+    """
+
+    call: str
+    status: str
+    seconds: float
+
+
 # --- worker ----------------------------------------------------------------------------------------------------------
 
 

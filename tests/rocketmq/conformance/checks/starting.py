@@ -185,9 +185,26 @@ def _(c: CheckRun) -> None:
     c.answers(c.raw.route("no-such-topic"), 40402, "unknown:")
     c.answers(
         c.raw.call("QueryRoute", {"topic": {"name": c.topic, "resource_namespace": "ns"}, "endpoints": other}),
-        20000,
+        40402 if c.ours else 20000,
         "with a namespace:",
     )
+
+
+NAMESPACES = Check(
+    116,
+    "a topic in a namespace",
+    "the namespace is ignored: clients of each have one topic",
+    "each has its own",
+    "what is named apart is kept apart",
+    topic="NORMAL",
+)
+
+
+@NAMESPACES.by("R")
+def _(c: CheckRun) -> None:
+    sent = c.raw.message(c.topic)
+    sent["topic"]["resource_namespace"] = "another"
+    c.answers(c.raw.send(sent), 40402 if c.ours else 20000, "in a namespace where there is no topic:")
 
 
 ASSIGNMENT = Check(9, "assignments", "one of id -1; of a FIFO group one a queue", topic="FIFO", group="fifo")
