@@ -103,7 +103,7 @@ def test_what_comes_together_is_one_transaction(engine: Engine) -> None:
     """Messages that wait in the same moment commit together, and each is answered after that."""
     tables = Tables(Outbox(engine, settings=Settings()), RocketmqOptions())
     tables.declare(["orders"])
-    items = [sending.SendItem("orders", _parsed(message("orders")), 1, "sender") for _ in range(20)]
+    items = [sending.SendItem("sender", "orders", _parsed(message("orders")), 1) for _ in range(20)]
 
     async def send_at_once() -> None:
         commits = sending.SendCalls(tables, hand_over=lambda *_: None).commits
