@@ -45,6 +45,8 @@ retry_delays = ["1s"]
 """
 #: So many messages of a key, and of a transaction that sends them.
 _OF_KEY, _CHUNK = 200, 500
+#: Of so many messages of a key one is forwarded to the dead letters.
+_OF_FORWARDED = 100
 #: What a consumer took longer ago (seconds) may be another one's by now: of that nothing follows.
 _FRESH = 15.0
 #: Without anything that is settled for so long (seconds), the run is given up.
@@ -166,7 +168,7 @@ class Crowd:
         failed, acked = set[str](), list[tuple[str, str]]()
         for received in got:
             body, handle, chance = body_of(received).decode(), handle_of(received), dice.random()
-            key = body.split(":")[0]
+            key, number = body.split(":")
             if key in failed or chance < 0.03:
                 failed.add(key)
                 self.count("given back")
@@ -175,7 +177,7 @@ class Crowd:
                 failed.add(key)
                 self.count("left until the lease ends")
                 self.say(client, "ChangeInvisibleDuration", handle, invisible_duration="2s")
-            elif chance < 0.044:
+            elif int(number) % _OF_FORWARDED == 0:
                 self.count("forwarded")
                 self.say(client, "ForwardMessageToDeadLetterQueue", handle, delivery_attempt=1, max_delivery_attempts=1)
             else:
