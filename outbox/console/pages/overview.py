@@ -11,15 +11,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fastapi import APIRouter, Response
 
+from outbox.console.pages.lists import Listing
 from outbox.console.pages.view import View, chip_of
-from outbox.operator.health.overview import shortened
+from outbox.operator.health.attention import Place, PlaceFilter, folded, places
+from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.stats import WINDOWS, Series
-from outbox.operator.model import Conversation, ConversationMessage
+from outbox.operator.look.paging import listed
+from outbox.operator.model import Conversation, ConversationMessage, Page, PageRequest
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
@@ -41,12 +43,12 @@ class Tile:
 
 TILES = (
     Tile("dead", "Dead letters", "dead", grave=True),
-    Tile("failed", "Waiting for a retry", "inbox", {"status": "failed"}),
-    Tile("lag", "Highest lag", "inbox"),
+    Tile("failed", "Retrying", "inbox", {"status": "failed"}),
+    Tile("lag", "Highest lag", "groups"),
     Tile("throughput", "Throughput", "messages", unit="/min"),
-    Tile("pending", "Not yet dispatched", "messages", {"status": "committed"}),
-    Tile("oldest_pending", "The oldest of them waits", "messages", {"status": "committed"}, unit="s"),
-    Tile("undecided", "Undecided halves", "halves"),
+    Tile("pending", "Undispatched", "messages", {"status": "committed"}),
+    Tile("oldest_pending", "Oldest waiting", "messages", {"status": "committed"}, unit="s"),
+    Tile("undecided", "Undecided", "halves"),
     Tile("scheduled", "Scheduled", "scheduled"),
 )
 
@@ -64,46 +66,41 @@ _TO_DO = {
 }
 #: What acts on that page heal; of all else the finding says what does.
 _HEALED_HERE = {"message.parked", "half.parked"}
-#: Under which of these names a finding says how long it has been so, in seconds.
-_AGES = ("age", "overdue", "oldest")
+#: So many findings are shown at once, so many topics and groups on a page of them; the others a click away.
+_AT_ONCE, PLACES = 5, 50
 
 router: APIRouter = APIRouter(include_in_schema=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """A finding as the overview shows it: ``age`` is how long (seconds) it has been so, ``to_do`` names its link."""
+def mends(finding: Diagnosis) -> list[str]:
+    """Return what mends a finding outside of the console, in steps or choices."""
+    return [] if finding.code in _HEALED_HERE else finding.mend.splitlines()
 
-    finding: Diagnosis
-    age: float | None
-    to_do: str
-    page: tuple[object, ...]
 
-    @property
-    def mend(self) -> list[str]:
-        """What mends it outside of the console, in steps or choices."""
-        return [] if self.finding.code in _HEALED_HERE else self.finding.mend.splitlines()
-
-    @classmethod
-    def of(cls, finding: Diagnosis) -> Attention:
-        """Return a finding with what an operator needs to act on it."""
-        age = next((finding.details[name] for name in _AGES if name in finding.details), None)
-        if finding.page:
-            return cls(finding, age, _TO_DO.get(finding.page, "See them"), (finding.page,))
-        if about := finding.details.get("message_id", finding.details.get("half_id")):
-            return cls(finding, age, "See it", ("messages", about))
-        return cls(finding, age, _TO_DO["system"], ("system",))
+def way_of(finding: Diagnosis) -> tuple[str, tuple[object, ...]]:
+    """Return what an operator can do about a finding, and on which page."""
+    if finding.page:
+        return _TO_DO.get(finding.page, "See them"), (finding.page,)
+    if about := finding.details.get("message_id", finding.details.get("half_id")):
+        return "See it", ("messages", about)
+    return _TO_DO["system"], ("system",)
 
 
 @router.get("/")
 def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
-    everything = view.operator.overview(window)
-    found = shortened(everything)
-    shown: dict[str, Any] = {"charts": charts(found.series), "window": window, "windows": list(WINDOWS), "tiles": TILES}
-    shown["workers"] = everything.workers
-    attention = [Attention.of(finding) for finding in found.findings]
-    return view.page("overview.html", overview=found, attention=attention, **shown)
+    found = view.operator.overview(window, PLACES)
+
+    def fetch(criteria: PlaceFilter, page: PageRequest) -> Page[Place]:
+        return listed(places(found, criteria), page, lambda row: row.order, found.unreachable)
+
+    rows: Listing[PlaceFilter, Place] = Listing(view, PlaceFilter, fetch, tabs={"window"})
+    attention = folded(found.findings[:MOST_ROWS])
+    shown = {"attention": attention[:_AT_ONCE], "further": attention[_AT_ONCE:], "charts": charts(found.series)}
+    shown |= {"window": window, "windows": list(WINDOWS), "tiles": TILES, "mends": mends, "way_of": way_of}
+    shown |= {"spark": spark}
+    left_out = len(found.findings) - MOST_ROWS
+    return view.page("overview.html", rows.status, overview=found, list=rows, left_out=left_out, **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +142,11 @@ class Chart:
         return any(shape.last is not None for shape in self.shapes)
 
 
+def spark(values: Sequence[float | None]) -> str:
+    """Return values over time as a small line, with a gap where nothing is known."""
+    return _line(values, nice(max((each for each in values if each is not None), default=0)))[0]
+
+
 def charts(series: Sequence[Series]) -> list[Chart]:
     """Return the charts of the overview, as far as there is anything to draw."""
     by_name = {one.name: one for one in series}
@@ -158,15 +160,15 @@ def charts(series: Sequence[Series]) -> list[Chart]:
     for one in lags[:COLOURS]:
         _, topic, group = one.name.split("/", 2)
         groups.append(replace(one, name=f"{group} of {topic}"))
-    in_inboxes = named(failed="waiting for a retry", dead="dead letters")
+    in_inboxes = named(failed="retrying", dead="parked")
     decided = named(committed="committed", rolled_back="rolled back", checks="checks")
-    at_producer = named(backlog="not yet dispatched", undecided="undecided")
+    at_producer = named(backlog="undispatched", undecided="undecided")
     drawn = (
         draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed")),
+        draw("lag", "Lag by group", groups),
+        draw("dead", "Failed and parked", in_inboxes, colours=(3, 4)),
         draw("backlog", "Waiting at the producer", at_producer, colours=(1, 5)),
-        draw("decided", "Halves decided, and checks, a minute", decided, colours=(2, 4, 5)),
-        draw("lag", "Lag of the groups", groups),
-        draw("dead", "Trouble in the inboxes", in_inboxes, colours=(3, 4)),
+        draw("decided", "Decisions and checks a minute", decided, colours=(2, 4, 5)),
     )
     return [chart for chart in drawn if chart is not None]
 

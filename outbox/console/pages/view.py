@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.acts.messages import ACTS, acts_for
@@ -327,7 +329,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence, key_text, columns)
+    filters = (breaking, day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence, key_text, columns)
     environment.filters |= {each.__name__: each for each in filters}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
@@ -382,7 +384,7 @@ def number(value: float | None) -> str:
     if value == int(value):
         return f"{int(value):,}"
     if abs(value) >= 1:
-        return f"{value:,.1f}"
+        return f"{value:,.{0 if abs(value) >= 100 else 1}f}"
     return f"{value:.3f}".rstrip("0") if abs(value) >= 0.001 else "< 0.001"
 
 
@@ -405,6 +407,11 @@ def short(identifier: object) -> str:
     """Return an id that fits a table; its end differs from that of its neighbours, which were born at the same time."""
     name = str(identifier)
     return f"{name[:8]}…{name[-8:]}" if len(name) > 20 else name
+
+
+def breaking(name: str) -> Markup:
+    """Return a name that may break after its dots, dashes, bars and underscores, and nowhere inside a word."""
+    return Markup("<wbr>").join(re.findall(r"[^._|/:-]*[._|/:-]+|[^._|/:-]+", plain(name)))
 
 
 def text(value: Any) -> str:

@@ -140,6 +140,16 @@ def test_every_page(
     _judge(page, found, path or "overview")
 
 
+def test_the_overview_is_seen_at_a_glance(visit: Visit, museum: Museum) -> None:
+    """A screen and a half at 1280 px, whatever is wrong; what needs attention is at its top, by weight."""
+    page = visit(museum.console, viewport=WIDE, reduced_motion="reduce")
+    page.goto("")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 1.5 * WIDE["height"]
+    attention = page.get_by_role("region", name="Needs attention")
+    expect(attention.locator("ul").first.locator("> li")).to_have_count(5)
+    expect(page.get_by_role("heading", level=2).first).to_have_text("Needs attention")
+
+
 def test_the_acts_of_a_group_stand_in_one_line(visit: Visit, museum: Museum) -> None:
     """Below its numbers, in a row of their own, which keys step over."""
     page = visit(museum.console, viewport=WIDE, reduced_motion="reduce")
