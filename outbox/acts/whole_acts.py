@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
 from uuid import UUID
 
-from outbox.acts.changes import LONGEST, MAX_ITEMS, Declaration
+from outbox.acts.changes import FEW, LONGEST, MAX_ITEMS, Declaration
 from outbox.acts.messages import ACTS
 from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
 from outbox.reader import FLAGS, option, shape_of
@@ -69,6 +69,7 @@ class WholeAct(Declaration):
     it, and needs the permission to reveal. ``page`` is the page that lists the targets; there the act is ``offered``
     for a row, or beside the list for None. ``leads`` is where its result is, by the result's fields; ``status`` is the
     endpoint's answer. ``asks``: a command asks before it acts. ``variants`` are its words where a field is on.
+    ``moments`` are texts of the field ``to`` that the pages offer by their words, the one that they begin with first.
     """
 
     noun: str
@@ -91,6 +92,7 @@ class WholeAct(Declaration):
     status: int = 200
     asks: bool = True
     variants: tuple[tuple[str, str], ...] = ()
+    moments: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -101,9 +103,13 @@ class WholeAct(Declaration):
         """Return the target as a sentence names it."""
         return self.target.format(**values)
 
-    def to_type(self, values: Mapping[str, Any]) -> str:
-        """Return what an operator types before the act where it can't be taken back; empty for others, and for ids."""
-        return str(values[self.names[0]]) if self.grave and PARTS[self.names[0]].kind is str else ""
+    def to_type(self, values: Mapping[str, Any], preview: Any = None) -> str:
+        """Return what an operator types before the act where it can't be taken back; empty for others, and for ids.
+
+        It is empty too where the ``preview`` says how many messages it reaches, and these are few.
+        """
+        grave = self.grave and getattr(preview, "reach", FEW + 1) > FEW
+        return str(values[self.names[0]]) if grave and PARTS[self.names[0]].kind is str else ""
 
     def button_for(self, texts: Mapping[str, str]) -> str:
         """Return the words of the button where the fields are written so."""
@@ -183,8 +189,8 @@ def _shown(value: Any) -> str:
 # --- what is asked for -----------------------------------------------------------------------------------------------
 
 _TO = (
-    "Where it goes on: first, now, a position, QUEUE:POSITION,…, a time (2026-01-31T12:00:00+00:00), or how long ago "
-    "(90s, 15m, 2h, 3d)."
+    "Where it goes on: first, now, today or yesterday (their starts, in UTC), a time (2026-01-31T12:00:00+00:00), how "
+    "long ago (90s, 15m, 2h, 3d), a position, or QUEUE:POSITION,…"
 )
 
 
@@ -347,6 +353,14 @@ RESET_GROUP = WholeAct(
     path="/groups/{group}/{topic:path}/reset",
     fields=_Reset,
     preview="preview_reset",
+    moments=(
+        ("yesterday", "start of yesterday"),
+        ("today", "start of today"),
+        ("1h", "an hour ago"),
+        ("15m", "15 minutes ago"),
+        ("7d", "a week ago"),
+        ("first", "the beginning"),
+    ),
     example="ledger --topic transfer --to 3d",
     **_OF_TOPIC,
 )
@@ -364,6 +378,7 @@ SKIP_GROUP = WholeAct(
     path="/groups/{group}/{topic:path}/skip",
     fields=_Skip,
     preview="preview_skip",
+    moments=(("now", "now"), ("15m", "15 minutes ago"), ("1h", "an hour ago"), ("today", "start of today")),
     example="mailer --topic transfer",
     **_OF_TOPIC,
 )

@@ -464,6 +464,11 @@ class ActQuestion:
         return {} if self.preview is None else facts_of(self.preview)[1]
 
     @property
+    def target(self) -> dict[str, str]:
+        """What names the target."""
+        return {name: text for name, text in self.pairs if name in {*self.act.names, *DATABASE_FIELDS}}
+
+    @property
     def title(self) -> str:
         """What is asked."""
         what = self.act.named(self.texts) if self.complete else f"a {self.act.names[-1].removesuffix('_id')}"
@@ -472,7 +477,7 @@ class ActQuestion:
     @property
     def to_type(self) -> str:
         """What has to be typed to go on."""
-        return self.act.to_type(self.texts) if self.complete and not self.first else ""
+        return self.act.to_type(self.texts, self.preview) if self.complete and not self.first else ""
 
     @property
     def back(self) -> list[str]:
@@ -493,7 +498,12 @@ def _add(act: WholeAct) -> None:
 
     def confirm(view: View) -> Response:
         pairs = pairs_of(view.request.url.query)
-        return _ask_whole(view, act, pairs, {each for each, _ in pairs})
+        if moment := dict(pairs).get("moment"):
+            pairs = [pair for pair in pairs if pair[0] not in {"to", "moment"}] + [("to", f"{moment}Z")]
+        # A moment can be picked again, and what goes with it.
+        return _ask_whole(
+            view, act, pairs, {each for each, _ in pairs} - (names_of(act.fields) if act.moments else set())
+        )
 
     def confirm_by_form(view: View, pairs: FormPairs) -> Response:
         return _ask_whole(view, act, pairs, {each for each, _ in pairs})
@@ -502,8 +512,11 @@ def _add(act: WholeAct) -> None:
         order, part = read(ActForm, pairs), getattr(view.context, act.of)
         try:
             values = asdict(read(form_of(act), pairs))
-            if order.typed != act.to_type(values):
-                raise InvalidRequest(f"nothing was done: to go on, type {act.to_type(values)!r}", "typed")
+            to_type = act.to_type(values)
+            if to_type != order.typed and act.preview:  # it may be about few
+                to_type = act.to_type(values, act.look(part, act.preview, values))
+            if to_type not in {"", order.typed}:
+                raise InvalidRequest(f"nothing was done: to go on, type {to_type!r}", "typed")
             if "idempotency_key" in act.taken(part, act.method or act.name):
                 values["idempotency_key"] = order.key and f"{view.context.principal.id}:{order.key}"
             done = act.perform(part, values, by=view.context.actor, why=order.reason)

@@ -89,7 +89,7 @@
     refreshedAt = Date.now();
     for (const region of all("[data-live]")) {
       // Details that the user has opened stay as they are.
-      if (one("details[open]", region) && !byHand) continue;
+      if (one("details[open], :popover-open", region) && !byHand) continue;
       if (!one(":scope.htmx-request", region.parentNode)) window.htmx?.trigger(region, "refresh");
     }
   };
@@ -155,23 +155,46 @@
   document.addEventListener("htmx:error", (event) => {
     if (event.detail.ctx?.sourceElement?.matches?.("[data-live]")) { notBefore = Date.now() + 10000; stale(true); }
   });
+  // --- a question in the dialog: what is wrong with it stays there, what was done leads on to its page ---------------
+  const ask = () => {
+    dialog().setAttribute("aria-labelledby", "ask-title");
+    // A menu closes under the dialog: the focus comes back to its button.
+    const sheet = document.activeElement?.closest(".sheet");
+    if (sheet) one(`[popovertarget="${sheet.id}"]`)?.focus();
+    if (!dialog().open) dialog().showModal();
+    (one("[autofocus]", dialog()) || one("button, a, input", dialog()))?.focus();
+    say(one("[role=alert]", dialog())?.textContent.trim() || "");
+  };
+  const send = async (form, by) => {
+    const [action, method] = ["action", "method"].map((name) => by?.getAttribute(`form${name}`) || form.getAttribute(name));
+    const fields = new URLSearchParams(new FormData(form, by));
+    try {
+      const answer = await fetch(method === "get" ? `${action}?${fields}` : action, method === "get" ? {} : { method, body: fields });
+      const next = one("#ask", new DOMParser().parseFromString(await answer.text(), "text/html"));
+      if (answer.redirected || !next) { location.assign(answer.url); return; }
+      dialog().replaceChildren(next);
+      window.htmx.process(dialog());
+      ask();
+    } catch {
+      delete form.dataset.sent;
+      say(one("#unsent").content.textContent.trim());
+      if (!one(":scope > .unsent", form)) form.prepend(one("#unsent").content.cloneNode(true));
+    }
+  };
+
   document.addEventListener("htmx:after:swap", (event) => {
     const target = event.detail.ctx.target;
-    if (target === dialog()) {
-      target.setAttribute("aria-labelledby", "ask-title");
-      if (!target.open) target.showModal();
-      (one("[autofocus]", target) || one("button, a, input", target))?.focus();
-    }
+    if (target === dialog()) ask();
     // A user that walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
     const row = document.activeElement?.closest(".rows tbody tr");
-    if (row && !current()) (row.matches(".below") ? row.previousElementSibling : row).classList.add("at");
+    if (row && !current()) row.classList.add("at");
     showTimes();
     countChosen();
   });
 
   // --- rows by keyboard ----------------------------------------------------------------------------------------
   const step = (by) => {
-    const rows = all(".rows tbody tr:not(.below)");
+    const rows = all(".rows tbody tr");
     if (!rows.length) return;
     const at = rows.findIndex((row) => row.classList.contains("at"));
     const next = rows[Math.min(rows.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
@@ -240,6 +263,11 @@
   });
   document.addEventListener("submit", (event) => {
     const form = event.target;
+    if (form.closest("dialog")) {
+      event.preventDefault();
+      if (!form.dataset.sent) { form.dataset.sent = "yes"; send(form, event.submitter); }
+      return;
+    }
     // A second click must not act twice. One that htmx sends comes back, and may be sent again.
     if (form.method !== "post" || form.hasAttribute("hx-post") || event.defaultPrevented) return;
     if (form.dataset.sent) event.preventDefault();
