@@ -165,26 +165,24 @@
     (one("[autofocus]", dialog()) || one("button, a, input", dialog()))?.focus();
     say(one("[role=alert]", dialog())?.textContent.trim() || "");
   };
-  const send = async (form, by) => {
+  const load = async (url, options = {}) => {
+    const answer = await fetch(url, options);
+    const next = one("#ask", new DOMParser().parseFromString(await answer.text(), "text/html"));
+    if (answer.redirected || !next) { location.assign(answer.url); return; }
+    dialog().replaceChildren(next);
+    ask();
+  };
+  const send = (form, by) => {
     const [action, method] = ["action", "method"].map((name) => by?.getAttribute(`form${name}`) || form.getAttribute(name));
     const fields = new URLSearchParams(new FormData(form, by));
-    try {
-      const answer = await fetch(method === "get" ? `${action}?${fields}` : action, method === "get" ? {} : { method, body: fields });
-      const next = one("#ask", new DOMParser().parseFromString(await answer.text(), "text/html"));
-      if (answer.redirected || !next) { location.assign(answer.url); return; }
-      dialog().replaceChildren(next);
-      window.htmx.process(dialog());
-      ask();
-    } catch {
-      delete form.dataset.sent;
-      say(one("#unsent").content.textContent.trim());
-      if (!one(":scope > .unsent", form)) form.prepend(one("#unsent").content.cloneNode(true));
-    }
+    return method === "get" ? load(`${action}?${fields}`) : load(action, { method, body: fields });
+  };
+  const unsent = (form) => {
+    if (!one(":scope > .unsent", form)) form.prepend(one("#unsent").content.cloneNode(true));
+    say(one(".unsent", form).textContent.trim());
   };
 
   document.addEventListener("htmx:after:swap", (event) => {
-    const target = event.detail.ctx.target;
-    if (target === dialog()) ask();
     // A user that walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
     const row = document.activeElement?.closest(".rows tbody tr");
     if (row && !current()) row.classList.add("at");
@@ -244,6 +242,11 @@
       }
       lastBox = box;
     }
+    const link = at("[data-ask]");
+    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      load(link.href).catch(() => location.assign(link.href));
+    }
     if (at("[data-close]") && dialog()?.open) { event.preventDefault(); dialog().close(); }
     if (at("[data-clear]")) clearChosen();
     if (at("[data-theme-next]")) nextTheme();
@@ -263,15 +266,13 @@
   });
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    if (form.closest("dialog")) {
-      event.preventDefault();
-      if (!form.dataset.sent) { form.dataset.sent = "yes"; send(form, event.submitter); }
-      return;
-    }
-    // A second click must not act twice. One that htmx sends comes back, and may be sent again.
-    if (form.method !== "post" || form.hasAttribute("hx-post") || event.defaultPrevented) return;
-    if (form.dataset.sent) event.preventDefault();
+    const asks = form.matches("dialog form, .bulk");
+    if (!asks && form.getAttribute("method") !== "post") return;
+    // A second click must not act twice.
+    if (asks || form.dataset.sent) event.preventDefault();
+    if (form.dataset.sent) return;
     form.dataset.sent = "yes";
+    if (asks) send(form, event.submitter).catch(() => unsent(form)).finally(() => { delete form.dataset.sent; });
   });
   // Back from the next page, forms can be sent again.
   window.addEventListener("pageshow", () => all("[data-sent]").forEach((form) => { delete form.dataset.sent; }));

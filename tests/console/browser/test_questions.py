@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Route, expect
 from sqlalchemy import Engine
 
+from outbox.testing import drain
 from tests.console.browser.conftest import Serve, Visit
 from tests.console.browser.steps import dialog, told
 from tests.console.browser.town import CLERK, Town, a_town
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def idle(fresh_engine: Callable[[], Engine]) -> Iterator[Town]:
-    """A town whose clerk has read three notes, and whose workers are gone."""
+    """A town whose clerk has read three notes, and that has no workers."""
     with a_town(fresh_engine) as town:
-        with town.at_work():
-            town.settled([town.note() for _ in range(3)])
+        for _ in range(3):
+            town.note()
+        drain(town.bank_a, town.bank_b)
         yield town
 
 
@@ -98,5 +100,5 @@ def test_a_console_that_is_away_is_said_in_the_dialog(groups: Page, idle: Town, 
     expect(asked.get_by_role("alert")).to_contain_text("be reached")
     groups.unroute("**/acts/pause_group", cut)
     asked.get_by_role("button", name="Pause", exact=True).click()
-    told(groups, "Paused")
+    told(groups, "Paused: workers begin nothing")
     idle.operator.resume_group(CLERK, by="otto", why="it is open")
