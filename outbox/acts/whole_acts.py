@@ -7,6 +7,7 @@ out by the operator's method of its name. To add an act, add a row and that meth
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from uuid import UUID
 from outbox.acts.changes import FEW, LONGEST, MAX_ITEMS, Declaration
 from outbox.acts.messages import ACTS
 from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
-from outbox.reader import FLAGS, option, shape_of
+from outbox.reader import FLAGS, Seconds, option, shape_of
 
 if TYPE_CHECKING:
     from outbox.acts.changes import Actor
@@ -45,6 +46,7 @@ PARTS: Mapping[str, TargetPart] = {
     "cron": TargetPart("The schedule, as `outbox cron list` names it.", MAX_GROUP, GROUP_PATTERN, str),
     "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
     "message_id": TargetPart("The message."),
+    "rule": TargetPart("The rule, by the code that `outbox doctor` prints.", 64, r"^[a-z_]+\.[a-z_]+$", str),
     "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
 }
 
@@ -234,6 +236,18 @@ class _PauseTopic(_In):
 class _Note:
     note: str = option("", "What the next operator should know.", most=LONGEST)
     owner: str = option("", "The person or team that looks after it.", most=LONGEST, metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits(_In):
+    topic: str | None = option(None, "Only of this topic.", most=1000, metavar="NAME")
+    group: str | None = option(None, "Only of this group.", most=1000, metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Silence(_Limits):
+    lasts: Seconds = option(help="For how long: 90s, 15m, 2h, 3d.", above=0, most=90 * 86_400.0, metavar="TIME")
+    begins: dt.datetime | None = option(None, "When it begins, for a maintenance window. Default: now.")
 
 
 #: What becomes of the original. ``quarantine``: no group can take it any more. ``discard``: the groups that have parked
@@ -503,6 +517,44 @@ NOTE = WholeAct(
     example='0f3a91c2d4e5b6a7 --owner payments --note "back at noon"',
 )
 
+# --- rules of health -------------------------------------------------------------------------------------------------
+
+_RULE: Any = {"noun": "rule", "target": "rule {rule}", "page": "", "permission": "rule:silence", "asks": False}
+_OF_FINDING = ("topic", "group", "database")
+SILENCE = WholeAct(
+    name="silence",
+    summary="Silence a rule of health for a time, from now on or in a maintenance window",
+    details="What the rule finds is still shown, as silenced: it needs no attention, and the exit code of the doctor "
+    "leaves it out. It can be limited to a topic, a group, a database. A silence ends by itself.",
+    why="the mail provider moves on Sunday",
+    consequence="Until it ends, what this rule finds needs no attention. It is still found, and shown as silenced.",
+    happened="Silenced.",
+    button="Silence",
+    word="silence",
+    path="/rules/{rule}/silence",
+    fields=_Silence,
+    linked=_OF_FINDING,
+    example="group.unconsumed --group mailer --lasts 2h",
+    offered=lambda row: row is not None and not row.silenced,
+    **_RULE,
+)
+LIFT_SILENCE = WholeAct(
+    name="lift_silence",
+    summary="Lift the silences of a rule of health before their end",
+    details="All of them, or those that are limited to a topic, a group, a database.",
+    why="the provider has moved",
+    consequence="What this rule finds needs attention again.",
+    happened="Lifted: what the rule finds needs attention again.",
+    button="Lift the silence",
+    needs_reason=False,
+    word="lift",
+    path="/rules/{rule}/lift",
+    fields=_Limits,
+    example="group.unconsumed",
+    offered=lambda row: row is not None and bool(row.silenced),
+    **_RULE,
+)
+
 # --- schedules -------------------------------------------------------------------------------------------------------
 
 _CRON: Any = {"noun": "cron", "target": "schedule {cron}", "page": "cron", "fields": _In, "example": "report_due"}
@@ -682,7 +734,7 @@ WHOLE_ACTS: Mapping[str, WholeAct] = {
     for each in (
         *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, RESET_GROUP, SKIP_GROUP, DELETE_GROUP),
         *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, PAUSE_CRON, RESUME_CRON, RUN_CRON, DELETE_CRON),
-        *(END, NOTE, RECONCILE, REPAIR, ANSWER, EDIT),
+        *(END, NOTE, SILENCE, LIFT_SILENCE, RECONCILE, REPAIR, ANSWER, EDIT),
     )
 }
 

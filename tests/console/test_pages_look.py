@@ -330,7 +330,7 @@ def test_the_page_of_a_bulk_job_tells_what_became_of_them(acting: Http, shop: Sh
     well_made(page)
     assert any("Retry in billing" in row and "still <closed>" in row for row in page.rows)
     rows = [row for row in visitor.go("audit").rows if str(job.id)[-8:] in row or str(ids[0])[-8:] in row]
-    assert ["did: end" in row for row in rows] == [True, False]
+    assert ["bulk end" in row for row in rows] == [True, False]
     assert any(str(ids[0])[-8:] in row for row in visitor.go("audit?each=1").rows)
 
 
@@ -341,7 +341,7 @@ def test_handlers_show_what_they_do(acting: Http, shop: Shop) -> None:
     duty = f"consume {TOPIC} of {GROUP}"
     report(shop.engine, [duty], [handler("consumer", TOPIC, GROUP)], health={"handler": numbers})
     page = Visitor(acting).go("handlers")
-    for shown in ("Median", "2.0", " ms", "7", "3", "1,234"):
+    for shown in ("p50", "2.0", " ms", "7", "3", "1,234"):
         assert shown in page.text
 
 

@@ -27,7 +27,7 @@ from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
 from outbox.console.pages.lists import FormPairs, Listing, Pairs, listing_of, names_of, options_of, pairs_of, read
 from outbox.console.pages.overview import Diagram
-from outbox.console.pages.view import PageView, View
+from outbox.console.pages.view import PageView, View, chip_of
 from outbox.console.problems import as_problem
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound, VersionMismatch
 from outbox.message.model import Status
@@ -292,17 +292,27 @@ def start(view: View, pairs: FormPairs) -> Response:
     return _start(view, act, form.selector, order, pairs, "start", form.chosen)
 
 
+def verdict_of(job: model.BulkJob, outcome: model.BulkOutcome) -> str:
+    """Return the status of a bulk job by what became of its messages: what is done needn't have helped."""
+    tones = {chip_of(status).tone for status in outcome.counts}
+    if job.state not in {"done", "partly"} or not tones:
+        return job.state
+    return "unhealed" if "bad" in tones else "unsettled" if tones & {"info", "warn"} else job.state
+
+
 @router.get("/bulk-jobs/{bulk_job_id}")
 def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     """Show a bulk job, and what became of its items."""
     job = view.operator.bulk_job(bulk_job_id)
     items = Listing(view, model.BulkItemFilter, partial(view.operator.bulk_items, job.id))
+    outcome = view.operator.bulk_outcome(job.id)
     return view.page(
         "bulk_job.html",
         bulk_job=job,
         list=items,
         states=list(model.BulkItemState),
-        outcome=view.operator.bulk_outcome(job.id),
+        outcome=outcome,
+        verdict=verdict_of(job, outcome),
         may_cancel=job.finished_at is None and view.context.may(CANCEL),
     )
 

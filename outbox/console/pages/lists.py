@@ -49,6 +49,8 @@ _MOST_FIELDS = 200
 #: So many numbers of pages are shown on either side of the page that is shown.
 _NEAR = 2
 _FIRST = "first"
+#: So many runs of a pair tell how it went over the nights.
+_NIGHTS = 30
 #: The most groups of dead letters on the page.
 MOST_GROUPS = 200
 
@@ -212,18 +214,22 @@ def listing_of(view: PageView, call: str, rows: Sequence[T], unreached: Collecti
 router: APIRouter = APIRouter(include_in_schema=False)
 
 
-def _add_list(call: str, tabs: Collection[str] = (), **shown: Any) -> None:
-    """Add the page of a list that the operator's call returns; its template gets what else is ``shown``."""
+def _add_list(call: str, tabs: Collection[str] = (), *, further: str = "", **shown: Any) -> None:
+    """Add the page of a list that the operator's call returns; its template gets what else is ``shown``.
+
+    ``further`` is the operator's call that returns more about the rows.
+    """
     kind = types_of(call)["criteria"]
 
     def show(view: View) -> Response:
         found: Listing[Any, Any] = Listing(view, kind, getattr(view.operator, call), tabs=tabs)
-        return view.page(f"{call}.html", found.status, list=found, **shown)
+        more = {further: getattr(view.operator, further)(found.page.items)} if further else {}
+        return view.page(f"{call}.html", found.status, list=found, **shown, **more)
 
     router.add_api_route(f"/{call.replace('_', '-')}", show)
 
 
-_add_list("messages", statuses=[*MessageStatus, *model.MessageFate], periods=PERIODS)
+_add_list("messages", further="fates_of", statuses=[*MessageStatus, *model.MessageFate], periods=PERIODS)
 _add_list("halves", statuses=list(model.HalfStatus))
 _add_list("scheduled", tabs={"recalled"})
 _add_list("inbox", statuses=list(Status), periods=PERIODS)
@@ -379,7 +385,13 @@ def run(view: View, run_id: UUID) -> Response:
     reconciliations = view.context.reconciliations
     found = reconciliations.run(run_id)
     findings = Listing(view, FindingFilter, lambda criteria, page: reconciliations.findings(run_id, criteria, page))
-    return view.page("reconciliation_run.html", findings.status, view=found, run=found.run, list=findings)
+    of_pair = RunFilter(database=found.run.database, topic=found.run.topic, group=found.run.group)
+    before = reconciliations.runs(of_pair, PageRequest(size=_NIGHTS)).items
+    # As far as this run, the oldest first.
+    nights = [each.differences or 0 for each in before if each.started_at <= found.run.started_at][::-1]
+    producers = view.operator.producers_of(found.run.topic)
+    shown = {"view": found, "run": found.run, "list": findings, "nights": nights, "producers": producers}
+    return view.page("reconciliation_run.html", findings.status, **shown)
 
 
 @reconciliations.get("/{run_id}/findings/{message_id}")

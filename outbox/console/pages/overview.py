@@ -95,8 +95,15 @@ def overview(view: View, window: str = "1h") -> Response:
         return listed(places(found, criteria), page, lambda row: row.order, found.unreachable)
 
     rows: Listing[PlaceFilter, Place] = Listing(view, PlaceFilter, fetch, tabs={"window"})
-    attention = folded(found.findings[:MOST_ROWS])
-    shown = {"attention": attention[:_AT_ONCE], "further": attention[_AT_ONCE:], "charts": charts(found.series)}
+    everything = folded(found.findings[:MOST_ROWS])
+    attention = [each for each in everything if not each.finding.silenced]
+    silenced = [each for each in everything if each.finding.silenced]
+    shown = {
+        "attention": attention[:_AT_ONCE],
+        "further": attention[_AT_ONCE:],
+        "silenced": silenced,
+        "charts": charts(found.series),
+    }
     shown |= {"window": window, "windows": list(WINDOWS), "tiles": TILES, "mends": mends, "way_of": way_of}
     shown |= {"spark": spark}
     left_out = len(found.findings) - MOST_ROWS

@@ -110,6 +110,12 @@ _CHIPS = {
     "running": Chip("play", "info", "running", "workers are at it"),
     "done": Chip("check", "good", "done", "all of it was done"),
     "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
+    "unhealed": Chip(
+        "alert", "bad", "failed again", "it was done, and some of the messages failed or are parked again"
+    ),
+    "unsettled": Chip(
+        "hourglass", "info", "waiting", "it was done, and workers have yet to come to some of the messages"
+    ),
     "cancelled": Chip("x", "", "cancelled", "its open items were not done"),
     "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
     "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
@@ -330,7 +336,24 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (breaking, day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence, key_text, columns)
+    filters = (
+        breaking,
+        prose,
+        facts,
+        day,
+        iso,
+        utc,
+        ago,
+        number,
+        amount,
+        many,
+        elapsed,
+        short,
+        text,
+        sentence,
+        key_text,
+        columns,
+    )
     environment.filters |= {each.__name__: each for each in filters}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
@@ -428,9 +451,24 @@ def text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what came of an act by its names; what the called function returned, such as an amount, comes first."""
+    returned = result.get("returned")
+    first = dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"returned": returned}
+    rest = {name: value for name, value in result.items() if name not in {"returned", "bulk_job", "did"}}
+    known = {name.replace("_", " "): text(value) for name, value in (first | rest).items()}
+    return [(name, value) for name, value in known.items() if value]
+
+
 def columns(row: Any) -> list[str]:
     """Return the names of what a row of a preview has."""
     return [each.name for each in fields(row)]
+
+
+def prose(clause: str) -> Markup:
+    """Return a clause as a sentence; what stands between backticks is code."""
+    parts = sentence(plain(clause)).split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(each) if n % 2 else each for n, each in enumerate(parts))
 
 
 def sentence(clause: str) -> str:

@@ -81,7 +81,7 @@ def weight_of(finding: Diagnosis) -> float:
 
 
 def by_weight(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return findings in their order: what stops a database, problems, notes; of each the heaviest first."""
+    """Return findings in their order: what stops a database, problems, notes, silenced; the heaviest first."""
     return sorted(findings, key=lambda each: (*_rank(each), -weight_of(each)))
 
 
@@ -116,8 +116,8 @@ def folded(findings: Iterable[Diagnosis]) -> list[Attention]:
     return sorted(map(entry, roots), key=lambda one: (*_rank(one.finding), -one.weight))
 
 
-def _rank(finding: Diagnosis) -> tuple[bool, bool]:
-    return finding.code not in _STOP_ALL, finding.severity is not Severity.PROBLEM
+def _rank(finding: Diagnosis) -> tuple[bool, bool, bool]:
+    return bool(finding.silenced), finding.code not in _STOP_ALL, finding.severity is not Severity.PROBLEM
 
 
 def _key(code: str, finding: Diagnosis) -> _Key:

@@ -21,10 +21,10 @@ from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.migration import chain
 from outbox.errors import SchemaError
-from outbox.operator.databases import OverDatabases
 from outbox.operator.health import inspections, sql, stats, workers
 from outbox.operator.health.attention import by_weight
 from outbox.operator.health.rules import Diagnosis
+from outbox.operator.health.silences import Silence, Silences, silenced, silences_in
 from outbox.operator.health.subject import Subject, address
 from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
@@ -149,6 +149,7 @@ class DatabaseHealth(Subject):
     queues: dict[str, int] = field(default_factory=dict)
     identity: SourceIdentity | None = None
     met: Met = field(default_factory=dict)
+    silences: list[Silence] = field(default_factory=list)
     findings: list[Diagnosis] = field(default_factory=list)
 
     def read(self, *statements: Statement) -> list[list[Row]]:
@@ -218,6 +219,7 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
             health.identity = identity_of(connection, database)
         if "consumer" in database.parts:
             health.met = met_in(connection, database)
+        health.silences = silences_in(connection, database.name, database.schema)
         health.findings = list(health.judge_all())
     return health
 
@@ -416,7 +418,7 @@ def _view(database: Database) -> DatabaseView:
     return view
 
 
-class HealthViews(OverDatabases):
+class HealthViews(Silences):
     """Show an operator the health of databases, and of the processes on them."""
 
     def overview(self, window: str = "1h", most: int = stats.MOST_SERIES) -> Overview:
@@ -446,12 +448,13 @@ class HealthViews(OverDatabases):
             findings += each.findings
         for topic in topics:
             findings += _judge_lags(topic, reached, source_of)
+        silences = [silence for each in reached.values() for silence in each.silences]
         samples = {name: each.samples for name, each in reached.items()}
         return Overview(
             at=next((each.numbers.at for each in reached.values()), dt.datetime.now(dt.UTC)),
             tiles=tiles,
             capped=capped,
-            findings=self.shown(by_weight(findings)),
+            findings=self.shown(by_weight(silenced(findings, silences))),
             topics=topics,
             sagas=[
                 SagaNumbers(**dataclasses.asdict(saga), database=name)
@@ -488,6 +491,18 @@ class HealthViews(OverDatabases):
                 continue
             for row in rows:
                 groups[row["group"], row["topic"]].oldest_lag = row["oldest_lag"]
+
+    def producers_of(self, topic: str) -> list[str]:
+        """Return the names of the databases that have the messages of a topic, as far as they can be read."""
+        found = []
+        for each in self.databases.having("producer"):
+            try:
+                with each.read_only() as connection:
+                    topics = {name for name, *_ in execute(connection, sql.TOPICS(each.schema))[0]}
+            except UNREACHABLE:  # the caller says that it isn't known
+                continue
+            found += [each.name] if topic_of(topic) in topics else []
+        return found
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order, those that are alive first."""

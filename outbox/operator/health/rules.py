@@ -79,8 +79,8 @@ class Diagnosis:
 
     ``code`` is stable, for programs. ``mend`` says which command, SQL or change mends it; each further line is another
     step, or another choice. ``details`` are the numbers and names of the sentence; durations are seconds. ``page`` and
-    ``query`` say where the console shows it, ``database`` where it was found. No finding shows a body, a query or a
-    password.
+    ``query`` say where the console shows it, ``database`` where it was found. ``silenced`` says until when, by which
+    operator and why it needs no attention; it is empty where it does. No finding shows a body, a query or a password.
     """
 
     code: str
@@ -91,6 +91,7 @@ class Diagnosis:
     page: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     database: str = ""
+    silenced: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,19 @@ class Lists(OverDatabases):
         search = partial(BodySearch, len(self.databases.having("producer", criteria.database)), self.masking)
         return self.shown_texts(page_of(self.databases, "producer", criteria, page, _BY_ID, read))
 
+    def fates_of(self, rows: Sequence[model.MessageRow]) -> dict[UUID, list[model.FateSince]]:
+        """Return what became of the dispatched ones of these messages in each group that a registered database knows.
+
+        Groups of a database that can't be read are left out.
+        """
+        found: dict[UUID, list[model.FateSince]] = {}
+        for name in {row.database for row in rows}:
+            sent = [row for row in rows if row.database == name and row.status == "dispatched"]
+            acted = [ActedMessage("resend", row.id, None, row.topic, row.born_at) for row in sent]
+            each, _ = fates(self.databases, self.databases[name], acted)
+            found |= {row.id: one for row, one in zip(sent, each, strict=True) if one}
+        return self.shown_texts(found)
+
     def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
         """Return a page of the undecided halves that fit, the oldest first."""
 
