@@ -499,6 +499,14 @@ class BulkOutcome:
     errors: dict[str, int]
     unreached: list[str]
 
+    def verdict_of(self, state: str) -> str:
+        """Return how a bulk job of this state is to be taken: that it was done needn't have helped."""
+        if state not in {BulkJobState.DONE, BulkJobState.PARTLY} or not self.counts:
+            return state
+        if self.counts.keys() & {Status.PARKED, Status.FAILED, MessageFate.RESEND_EXHAUSTED}:
+            return "unhealed"
+        return "unsettled" if self.counts.keys() & {"pending", MessageFate.UNCONSUMED, Status.WAITING} else state
+
 
 @dataclass(frozen=True, slots=True)
 class BulkItemFilter:

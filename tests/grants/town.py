@@ -628,7 +628,7 @@ def look(town: Town) -> None:
 
 
 def order(part: Part) -> Callable[[Town], None]:
-    """Return what orders a bulk job, cancels it, shows a body unmasked, writes notes, silences a rule, answers a saga."""
+    """Return what orders a bulk job, shows a body unmasked, writes notes, silences a rule, and answers a saga."""
 
     def act(town: Town) -> None:
         (parked,), (sent,) = town.parked(), town.dispatched()

@@ -27,7 +27,7 @@ from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
 from outbox.console.pages.lists import FormPairs, Listing, Pairs, listing_of, names_of, options_of, pairs_of, read
 from outbox.console.pages.overview import Diagram
-from outbox.console.pages.view import PageView, View, chip_of
+from outbox.console.pages.view import PageView, View
 from outbox.console.problems import as_problem
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound, VersionMismatch
 from outbox.message.model import Status
@@ -292,14 +292,6 @@ def start(view: View, pairs: FormPairs) -> Response:
     return _start(view, act, form.selector, order, pairs, "start", form.chosen)
 
 
-def verdict_of(job: model.BulkJob, outcome: model.BulkOutcome) -> str:
-    """Return the status of a bulk job by what became of its messages: what is done needn't have helped."""
-    tones = {chip_of(status).tone for status in outcome.counts}
-    if job.state not in {"done", "partly"} or not tones:
-        return job.state
-    return "unhealed" if "bad" in tones else "unsettled" if tones & {"info", "warn"} else job.state
-
-
 @router.get("/bulk-jobs/{bulk_job_id}")
 def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     """Show a bulk job, and what became of its items."""
@@ -312,7 +304,7 @@ def bulk_job(view: View, bulk_job_id: UUID) -> Response:
         list=items,
         states=list(model.BulkItemState),
         outcome=outcome,
-        verdict=verdict_of(job, outcome),
+        verdict=outcome.verdict_of(job.state),
         may_cancel=job.finished_at is None and view.context.may(CANCEL),
     )
 
@@ -511,9 +503,8 @@ def _add(act: WholeAct) -> None:
         if moment := dict(pairs).get("moment"):
             pairs = [pair for pair in pairs if pair[0] not in {"to", "moment"}] + [("to", f"{moment}Z")]
         # A moment can be picked again, and what goes with it.
-        return _ask_whole(
-            view, act, pairs, {each for each, _ in pairs} - (names_of(act.fields) if act.moments else set())
-        )
+        again = names_of(act.fields) if act.moments else set()
+        return _ask_whole(view, act, pairs, {each for each, _ in pairs} - again)
 
     def confirm_by_form(view: View, pairs: FormPairs) -> Response:
         return _ask_whole(view, act, pairs, {each for each, _ in pairs})

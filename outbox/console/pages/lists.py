@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode
@@ -293,18 +293,18 @@ def handlers(view: View) -> Response:
     return view.page("handlers.html", found.status, list=found, most=MOST_ROWS, **shown)
 
 
-@router.get("/cron")
-def cron(view: View) -> Response:
-    """Show the schedules of applications."""
-    found = listing_of(view, "cron_schedules", *of_each(view.operator, Operator.cron_schedules))
-    return view.page("cron.html", found.status, list=found)
+def _add_rows(path: str, call: Callable[[Operator], Iterable[Any]]) -> None:
+    """Add the page of all rows that an operator's call returns, of each database."""
+
+    def show(view: View) -> Response:
+        found = listing_of(view, call.__name__, *of_each(view.operator, call))
+        return view.page(f"{path}.html", found.status, list=found)
+
+    router.add_api_route(f"/{path}", show)
 
 
-@router.get("/locks")
-def locks(view: View) -> Response:
-    """Show the holders of the locks of dispatch and of groups' queues."""
-    found = listing_of(view, "locks", *of_each(view.operator, Operator.locks))
-    return view.page("locks.html", found.status, list=found)
+_add_rows("cron", Operator.cron_schedules)
+_add_rows("locks", Operator.locks)
 
 
 @router.get("/system")
@@ -332,21 +332,8 @@ def jump(view: View, q: str = "") -> Response:
 
 reconciliations: APIRouter = APIRouter(prefix="/reconciliations", include_in_schema=False)
 
-#: What a finding's facts are called, on the side that has them.
-_NAMES = {
-    "state": "State",
-    "sends": "Sends",
-    "queue": "Queue",
-    "position": "Position",
-    "at": "Since",
-    "compensated": "Compensated",
-    "torn": "Torn",
-    "status": "Status",
-    "attempts": "Attempts",
-    "received_at": "Received",
-    "changed_at": "Changed",
-    "effects": "Rows in the business table",
-}
+#: What a finding's facts are called, on the side that has them, where that isn't their name.
+_NAMES = {"at": "Since", "effects": "Rows in the business table", "received_at": "Received", "changed_at": "Changed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +412,6 @@ def _facts(found: FindingView, message: MessageView | None) -> tuple[list[Fact],
                 now |= {name: getattr(row, name) for name in ("status", "attempts", "received_at", "changed_at")}
 
     def facts(side: Mapping[str, Any]) -> list[Fact]:
-        return [Fact(_NAMES[name], value, now.get(name)) for name, value in side.items()]
+        return [Fact(_NAMES.get(name, name.capitalize()), value, now.get(name)) for name, value in side.items()]
 
     return facts(found.producer), facts(found.consumer)

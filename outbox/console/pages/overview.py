@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from fastapi import APIRouter, Response
 
@@ -20,8 +20,9 @@ from outbox.operator.health.attention import Place, PlaceFilter, folded, places
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.stats import WINDOWS, Series
+from outbox.operator.look.conversation import ConversationStep, steps_of
 from outbox.operator.look.paging import listed
-from outbox.operator.model import Conversation, ConversationMessage, Page, PageRequest
+from outbox.operator.model import Conversation, Page, PageRequest
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
@@ -276,19 +277,9 @@ class Lifeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One arrow: a message to a group, or to none that is known so far; or the compensation of its sender.
+class Arrow(ConversationStep):
+    """A step of a conversation, drawn: ``x`` and ``to`` are where the arrow begins and ends."""
 
-    ``status`` is what became of the message there, or "compensated"; ``at`` when. ``target`` is None where no group is
-    known, and of a compensation. ``x`` and ``to`` are where the arrow begins and ends.
-    """
-
-    message: ConversationMessage
-    source: str
-    target: str | None
-    status: str
-    at: dt.datetime
-    error: str | None = None
     x: int = 0
     to: int = 0
     y: int = 0
@@ -324,42 +315,21 @@ class Diagram:
     """The picture of a conversation: ``lifelines`` in the order in which they come in, ``steps`` in that of time."""
 
     def __init__(self, conversation: Conversation) -> None:
-        steps = _in_order(conversation.messages)
+        steps = steps_of(conversation.messages)
         names = dict.fromkeys(name for step in steps for name in (step.source, step.target) if name is not None)
         self.lifelines: list[Lifeline] = [
             Lifeline(name, _short(name, _NAME), _MARGIN + number * _COLUMN) for number, name in enumerate(names)
         ]
         x_of = {line.name: line.x for line in self.lifelines}
-        self.steps: list[Step] = []
+        self.steps: list[Arrow] = []
         for number, step in enumerate(steps):
             x = x_of[step.source]
             nowhere = x if step.status == "compensated" else x + _COLUMN // 2
             to = nowhere if step.target is None else x_of[step.target]
-            self.steps.append(replace(step, x=x, to=to, y=_TOP + (number + 1) * _ROW))
+            facts = {each.name: getattr(step, each.name) for each in fields(step)}
+            self.steps.append(Arrow(**facts, x=x, to=to, y=_TOP + (number + 1) * _ROW))
         self.width: int = 2 * _MARGIN + max(len(names) - 1, 0) * _COLUMN + _COLUMN // 2
         self.height: int = _TOP + (len(steps) + 1) * _ROW
-
-
-def _in_order(messages: list[ConversationMessage]) -> list[Step]:
-    """Return the steps: messages in their order, each compensation after all that was sent before it."""
-    steps = [step for message in messages for step in _sends(message)]
-    for message in messages:
-        if message.compensated_at is not None:
-            undone = Step(message, message.sender, None, "compensated", message.compensated_at)
-            before = [
-                number
-                for number, step in enumerate(steps)
-                if step.message is message or step.message.born_at <= message.compensated_at
-            ]
-            steps.insert(before[-1] + 1, undone)
-    return steps
-
-
-def _sends(message: ConversationMessage) -> Iterator[Step]:
-    for each in message.receipts:
-        yield Step(message, message.sender, each.group, each.status, each.changed_at, each.error)
-    if not message.receipts:
-        yield Step(message, message.sender, None, message.status, message.born_at)
 
 
 def _short(text: str, most: int) -> str:

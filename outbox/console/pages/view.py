@@ -110,12 +110,8 @@ _CHIPS = {
     "running": Chip("play", "info", "running", "workers are at it"),
     "done": Chip("check", "good", "done", "all of it was done"),
     "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
-    "unhealed": Chip(
-        "alert", "bad", "failed again", "it was done, and some of the messages failed or are parked again"
-    ),
-    "unsettled": Chip(
-        "hourglass", "info", "waiting", "it was done, and workers have yet to come to some of the messages"
-    ),
+    "unhealed": Chip("alert", "bad", "failed again", "it was done, and some messages failed or are parked again"),
+    "unsettled": Chip("hourglass", "info", "waiting", "it was done, and some messages wait for a worker"),
     "cancelled": Chip("x", "", "cancelled", "its open items were not done"),
     "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
     "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
@@ -336,25 +332,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (
-        breaking,
-        prose,
-        facts,
-        day,
-        iso,
-        utc,
-        ago,
-        number,
-        amount,
-        many,
-        elapsed,
-        short,
-        text,
-        sentence,
-        key_text,
-        columns,
-    )
-    environment.filters |= {each.__name__: each for each in filters}
+    texts = (breaking, prose, facts, short, text, sentence, key_text, columns)
+    numbers = (day, iso, utc, ago, number, amount, many, elapsed)
+    environment.filters |= {each.__name__: each for each in (*texts, *numbers)}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
         "ACTS": ACTS,
