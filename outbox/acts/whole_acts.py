@@ -7,19 +7,33 @@ out by the operator's method of its name. To add an act, add a row and that meth
 
 from __future__ import annotations
 
-import datetime as dt
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 from uuid import UUID
 
-from outbox.acts.changes import FEW, LONGEST, MAX_ITEMS, Declaration
+from outbox.acts.changes import FEW, LONGEST, Declaration
+from outbox.acts.forms import (
+    AnswerFields,
+    ControlFields,
+    EditFields,
+    InDatabase,
+    LimitFields,
+    NoteFields,
+    OrderFields,
+    PauseTopicFields,
+    RateFields,
+    RepairFields,
+    ResetFields,
+    SilenceFields,
+    SkipFields,
+)
 from outbox.acts.messages import ACTS
 from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
-from outbox.reader import FLAGS, Seconds, option, shape_of
+from outbox.reader import FLAGS, option, shape_of
 
 if TYPE_CHECKING:
     from outbox.acts.changes import Actor
@@ -188,111 +202,6 @@ def _shown(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------
-
-_TO = (
-    "Where it goes on: first, now, today or yesterday (their starts, in UTC), a time (2026-01-31T12:00:00+00:00), how "
-    "long ago (90s, 15m, 2h, 3d), a position, or QUEUE:POSITION,…"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _In:
-    database: str | None = option(None, "The database, where several have it.", most=1000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Control(_In):
-    topic: str | None = option(None, "Only what it consumes of this topic. Default: of all.", most=1000, metavar="NAME")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rate(_Control):
-    rate: str | None = option(
-        None, "Such as 100/s, 30/min or 5/h; declared: as its handler declares.", most=40, metavar="RATE"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Skip(_In):
-    to: str = option("now", _TO, most=10_000)
-    source: str | None = option(
-        None, "The producer's database, where several have the topic.", most=1000, metavar="NAME"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reset(_Skip):
-    to: str = option(help=_TO, most=10_000)
-    skip_pruned: bool = option(False, "Accept that some of it was pruned.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PauseTopic(_In):
-    create: bool = option(False, "Also a topic that has no message so far.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Note:
-    note: str = option("", "What the next operator should know.", most=LONGEST)
-    owner: str = option("", "The person or team that looks after it.", most=LONGEST, metavar="NAME")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Limits(_In):
-    topic: str | None = option(None, "Only of this topic.", most=1000, metavar="NAME")
-    group: str | None = option(None, "Only of this group.", most=1000, metavar="NAME")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Silence(_Limits):
-    lasts: Seconds = option(help="For how long: 90s, 15m, 2h, 3d.", above=0, most=90 * 86_400.0, metavar="TIME")
-    begins: dt.datetime | None = option(None, "When it begins, for a maintenance window. Default: now.")
-
-
-#: What becomes of the original. ``quarantine``: no group can take it any more. ``discard``: the groups that have parked
-#: it won't need it, and none other may still come to it. ``leave``: nothing, so that both may take effect.
-Original = Literal["quarantine", "discard", "leave"]
-ORIGINALS: tuple[str, ...] = get_args(Original)
-#: The longest result that an operator gives.
-LONGEST_RESULT = 20_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EditFields:
-    body: str = option(help="The whole new body, as a text: JSON where it was JSON.", most=900_000, file=True)
-    original: Original = option("quarantine", "What becomes of the original.")
-    acknowledge_delivered: bool = option(False, "Also where a group has consumed the original.")
-    again: bool = option(False, "Also where the message has a copy already.")
-    version: str | None = option(None, "The version of the message that was seen.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Order(_In):
-    dry_run: bool = option(False, "Compare, and repair nothing.")
-    topic: str | None = option(None, "The topic of its first pair, where there are several of this name.", most=LONGEST)
-    group: str | None = option(None, "The group of its first pair, where there are several of this name.", most=LONGEST)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Repair:
-    kind: str | None = option(None, "Only findings of this kind.", most=LONGEST)
-    messages: tuple[UUID, ...] | None = option(None, "Only those of these messages.")
-    repair: str | None = option(None, "The repair, which needs the kind; else that of the run's policy.", most=LONGEST)
-    rate: float | None = option(None, "At most so many a second. Default: no limit.", above=0, most=1e6, metavar="N")
-    number: int | None = option(
-        None, "How many the preview would repair; another number is refused.", least=0, most=MAX_ITEMS
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    answer: Literal["done", "refused"] = option(help="What the participant did.")
-    result: str | None = option(
-        None, "The participant's reply, as JSON, where later steps need that.", most=LONGEST_RESULT, metavar="JSON"
-    )
-
-
 # --- groups, topics, sessions, dead letters --------------------------------------------------------------------------
 
 _GROUP: Any = {"noun": "group", "target": "group {group}", "page": "groups", "permission": "group:control"}
@@ -309,7 +218,7 @@ PAUSE_GROUP = WholeAct(
     button="Pause",
     word="pause",
     path="/groups/{group}/pause",
-    fields=_Control,
+    fields=ControlFields,
     example="mailer",
     offered=lambda row: row.paused_at is None,
     **_GROUP,
@@ -325,7 +234,7 @@ RESUME_GROUP = WholeAct(
     needs_reason=False,
     word="resume",
     path="/groups/{group}/resume",
-    fields=_Control,
+    fields=ControlFields,
     example="mailer --topic transfer",
     offered=lambda row: bool(row.paused_at or row.opened_at),
     **_GROUP,
@@ -342,7 +251,7 @@ SET_RATE = WholeAct(
     needs_reason=False,
     word="rate",
     path="/groups/{group}/rate",
-    fields=_Rate,
+    fields=RateFields,
     positional=("rate",),
     current="control_of",
     example="mailer 50/s",
@@ -365,7 +274,7 @@ RESET_GROUP = WholeAct(
     button="Reset",
     word="reset",
     path="/groups/{group}/{topic:path}/reset",
-    fields=_Reset,
+    fields=ResetFields,
     preview="preview_reset",
     moments=(
         ("yesterday", "start of yesterday"),
@@ -390,7 +299,7 @@ SKIP_GROUP = WholeAct(
     button="Skip",
     word="skip",
     path="/groups/{group}/{topic:path}/skip",
-    fields=_Skip,
+    fields=SkipFields,
     preview="preview_skip",
     moments=(("now", "now"), ("15m", "15 minutes ago"), ("1h", "an hour ago"), ("today", "start of today")),
     example="mailer --topic transfer",
@@ -409,7 +318,7 @@ DELETE_GROUP = WholeAct(
     button="Delete",
     word="delete",
     path="/groups/{group}/{topic:path}/delete",
-    fields=_In,
+    fields=InDatabase,
     preview="preview_delete",
     example="statistics --topic transfer",
     **_OF_TOPIC,
@@ -428,7 +337,7 @@ PAUSE_TOPIC = WholeAct(
     button="Pause",
     word="pause",
     path="/topics/{topic:path}/pause",
-    fields=_PauseTopic,
+    fields=PauseTopicFields,
     example="orders",
     offered=lambda row: row is None,
     **_TOPIC,
@@ -445,7 +354,7 @@ RESUME_TOPIC = WholeAct(
     needs_reason=False,
     word="resume",
     path="/topics/{topic:path}/resume",
-    fields=_In,
+    fields=InDatabase,
     example="orders",
     offered=lambda row: row is not None and row.resumed_at is None,
     **_TOPIC,
@@ -465,7 +374,7 @@ DELETE_TOPIC = WholeAct(
     grave=True,
     word="delete",
     path="/topics/{topic:path}/delete",
-    fields=_In,
+    fields=InDatabase,
     preview="preview_delete_topic",
     offered=lambda row: row is None,
     example="order-created",
@@ -489,7 +398,7 @@ END = WholeAct(
     word="end",
     path="/locks/{session}/end",
     target="the session {session}",
-    fields=_In,
+    fields=InDatabase,
     preview="lock_of",
     page="locks",
     example="6564f1a2.1267",
@@ -510,7 +419,7 @@ NOTE = WholeAct(
     word="note",
     path="/dead/groups/{fingerprint}/note",
     target="dead letters of {fingerprint}",
-    fields=_Note,
+    fields=NoteFields,
     current="dead_group",
     page="dead",
     asks=False,
@@ -532,7 +441,7 @@ SILENCE = WholeAct(
     button="Silence",
     word="silence",
     path="/rules/{rule}/silence",
-    fields=_Silence,
+    fields=SilenceFields,
     linked=_OF_FINDING,
     example="group.unconsumed --group mailer --lasts 2h",
     offered=lambda row: row is not None and not row.silenced,
@@ -549,7 +458,7 @@ LIFT_SILENCE = WholeAct(
     needs_reason=False,
     word="lift",
     path="/rules/{rule}/lift",
-    fields=_Limits,
+    fields=LimitFields,
     example="group.unconsumed",
     offered=lambda row: row is not None and bool(row.silenced),
     **_RULE,
@@ -557,7 +466,13 @@ LIFT_SILENCE = WholeAct(
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
-_CRON: Any = {"noun": "cron", "target": "schedule {cron}", "page": "cron", "fields": _In, "example": "report_due"}
+_CRON: Any = {
+    "noun": "cron",
+    "target": "schedule {cron}",
+    "page": "cron",
+    "fields": InDatabase,
+    "example": "report_due",
+}
 PAUSE_CRON = WholeAct(
     name="pause_cron",
     summary="Pause a schedule: no message of it is sent until it is resumed",
@@ -639,7 +554,7 @@ RECONCILE = WholeAct(
     word="order",
     path="/reconciliations/schedules/{schedule:path}/order",
     target="reconciliation {schedule}",
-    fields=_Order,
+    fields=OrderFields,
     of="reconciliations",
     method="run_now",
     linked=("dry_run", "topic", "group"),
@@ -663,7 +578,7 @@ REPAIR = WholeAct(
     word="repair",
     path="/reconciliations/runs/{run_id}/repair",
     target="what run {run_id} has found",
-    fields=_Repair,
+    fields=RepairFields,
     of="reconciliations",
     linked=("kind", "messages", "repair"),
     preview="preview_repair",
@@ -691,7 +606,7 @@ ANSWER = WholeAct(
     word="answer",
     path="/sagas/commands/{command}/answer",
     target="command {command}",
-    fields=_Answer,
+    fields=AnswerFields,
     of="sagas",
     positional=("answer",),
     preview="command",
@@ -717,7 +632,7 @@ EDIT = WholeAct(
     word="edit",
     path="/messages/{message_id}/edit",
     target="message {message_id}",
-    fields=_EditFields,
+    fields=EditFields,
     form="edit.html",
     preview="preview_edit",
     current="body_to_edit",

@@ -503,9 +503,9 @@ class BulkOutcome:
         """Return how a bulk job of this state is to be taken: that it was done needn't have helped."""
         if state not in {BulkJobState.DONE, BulkJobState.PARTLY} or not self.counts:
             return state
-        if self.counts.keys() & {Status.PARKED, Status.FAILED, MessageFate.RESEND_EXHAUSTED}:
+        if self.errors:
             return "unhealed"
-        return "unsettled" if self.counts.keys() & {"pending", MessageFate.UNCONSUMED, Status.WAITING} else state
+        return "unsettled" if {"pending", MessageFate.UNCONSUMED} & self.counts.keys() else state
 
 
 @dataclass(frozen=True, slots=True)

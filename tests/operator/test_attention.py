@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from outbox.operator.health.attention import FOLDS_OF_AWAY, FOLLOWS, PlaceFilter, by_weight, folded, places, weight_of
+from outbox.operator.health.attention import FOLDS_OF_AWAY, FOLLOWS, by_weight, folded, weight_of
+from outbox.operator.health.backlog import BacklogFilter, backlogs
 from outbox.operator.health.rules import RULES, Diagnosis, Severity
 from tests.operator.health import consume, dispatch, handler, overview_of, report, run, sample, send, this_minute
 
@@ -124,7 +125,7 @@ def test_how_fast_a_group_goes_and_how_long_it_waits(engine: Engine, new_engine:
     at = minute - dt.timedelta(minutes=2)
     for each in {engine, shop}:
         sample(each, at, {"paid": {"messages": 30}} if each is engine else {}, {"paid": {"mail": {"consumed": 4}}})
-    (place,) = places(overview_of(**engines), PlaceFilter())
+    (place,) = backlogs(overview_of(**engines), BacklogFilter())
     group = place.group
     assert group is not None
     assert (group.lag, place.stopped) == (20, False)
@@ -134,7 +135,7 @@ def test_how_fast_a_group_goes_and_how_long_it_waits(engine: Engine, new_engine:
     assert 0 < group.rate <= 3
     assert group.eta == pytest.approx(20 / group.rate * 60)
     report(shop, duties=["dispatch"])
-    (place,) = places(overview_of(**engines), PlaceFilter())
+    (place,) = backlogs(overview_of(**engines), BacklogFilter())
     assert place.stopped
 
 
@@ -143,10 +144,10 @@ def test_places_by_their_backlog(engine: Engine) -> None:
     send(engine, 2, "few")
     send(engine, 9, "many")
     sent = overview_of(bank=engine)
-    assert [row.topic.topic for row in sorted(places(sent, PlaceFilter()), key=lambda row: row.order)] == [
+    assert [row.topic.topic for row in sorted(backlogs(sent, BacklogFilter()), key=lambda row: row.order)] == [
         "many",
         "few",
     ]
-    assert [row.topic.topic for row in places(sent, PlaceFilter(q="MAN"))] == ["many"]
-    assert places(sent, PlaceFilter(q="mail")) == []
-    assert places(sent, PlaceFilter(database="elsewhere")) == []
+    assert [row.topic.topic for row in backlogs(sent, BacklogFilter(q="MAN"))] == ["many"]
+    assert backlogs(sent, BacklogFilter(q="mail")) == []
+    assert backlogs(sent, BacklogFilter(database="elsewhere")) == []

@@ -224,6 +224,7 @@ def _add_list(call: str, tabs: Collection[str] = (), *, further: str = "", **sho
     def show(view: View) -> Response:
         found: Listing[Any, Any] = Listing(view, kind, getattr(view.operator, call), tabs=tabs)
         more = {further: getattr(view.operator, further)(found.page.items)} if further else {}
+        more |= {"suggested": view.operator.names()} if "topic" in names_of(kind) else {}
         return view.page(f"{call}.html", found.status, list=found, **shown, **more)
 
     router.add_api_route(f"/{call.replace('_', '-')}", show)

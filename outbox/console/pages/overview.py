@@ -16,7 +16,8 @@ from fastapi import APIRouter, Response
 
 from outbox.console.pages.lists import Listing
 from outbox.console.pages.view import View, chip_of
-from outbox.operator.health.attention import Place, PlaceFilter, folded, places
+from outbox.operator.health.attention import folded
+from outbox.operator.health.backlog import BacklogFilter, BacklogRow, backlogs
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.stats import WINDOWS, Series
@@ -68,7 +69,7 @@ _TO_DO = {
 #: What acts on that page heal; of all else the finding says what does.
 _HEALED_HERE = {"message.parked", "half.parked"}
 #: So many findings are shown at once, so many topics and groups on a page of them; the others a click away.
-_AT_ONCE, PLACES = 5, 50
+_AT_ONCE, ROWS_SHOWN = 5, 50
 
 router: APIRouter = APIRouter(include_in_schema=False)
 
@@ -78,7 +79,7 @@ def mends(finding: Diagnosis) -> list[str]:
     return [] if finding.code in _HEALED_HERE else finding.mend.splitlines()
 
 
-def way_of(finding: Diagnosis) -> tuple[str, tuple[object, ...]]:
+def link_of(finding: Diagnosis) -> tuple[str, tuple[object, ...]]:
     """Return what an operator can do about a finding, and on which page."""
     if finding.page:
         return _TO_DO.get(finding.page, "See them"), (finding.page,)
@@ -90,12 +91,12 @@ def way_of(finding: Diagnosis) -> tuple[str, tuple[object, ...]]:
 @router.get("/")
 def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
-    found = view.operator.overview(window, PLACES)
+    found = view.operator.overview(window, ROWS_SHOWN)
 
-    def fetch(criteria: PlaceFilter, page: PageRequest) -> Page[Place]:
-        return listed(places(found, criteria), page, lambda row: row.order, found.unreachable)
+    def fetch(criteria: BacklogFilter, page: PageRequest) -> Page[BacklogRow]:
+        return listed(backlogs(found, criteria), page, lambda row: row.order, found.unreachable)
 
-    rows: Listing[PlaceFilter, Place] = Listing(view, PlaceFilter, fetch, tabs={"window"})
+    rows: Listing[BacklogFilter, BacklogRow] = Listing(view, BacklogFilter, fetch, tabs={"window"})
     everything = folded(found.findings[:MOST_ROWS])
     attention = [each for each in everything if not each.finding.silenced]
     silenced = [each for each in everything if each.finding.silenced]
@@ -105,7 +106,7 @@ def overview(view: View, window: str = "1h") -> Response:
         "silenced": silenced,
         "charts": charts(found.series),
     }
-    shown |= {"window": window, "windows": list(WINDOWS), "tiles": TILES, "mends": mends, "way_of": way_of}
+    shown |= {"window": window, "windows": list(WINDOWS), "tiles": TILES, "mends": mends, "link_of": link_of}
     shown |= {"spark": spark}
     left_out = len(found.findings) - MOST_ROWS
     return view.page("overview.html", rows.status, overview=found, list=rows, left_out=left_out, **shown)
@@ -124,11 +125,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A column that shows the values at its time when it is pointed at."""
+    """A column that shows the values at its time when it is pointed at, and leads to the messages of that time."""
 
     x: float
     width: float
     title: str
+    query: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,11 @@ class Chart:
     peak: float
     head: tuple[str, ...]
     rows: tuple[tuple[dt.datetime, tuple[float | None, ...]], ...]
+
+    @property
+    def page(self) -> str:
+        """The list that has what it counts; empty where none has it by its time."""
+        return {"throughput": "messages", "decided": "messages", "dead": "inbox"}.get(self.name, "")
 
     @property
     def known(self) -> bool:
@@ -246,7 +253,14 @@ def _hit(index: int, series: Sequence[Series], time: dt.datetime, column: Sequen
         f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
         for one, value in zip(series, column, strict=True)
     )
-    return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]))
+    title = "\n".join([moment(time, long=True), *values])
+    return Hit(round(width * index, 3), round(width, 3), title, period_of(series[0].times, time))
+
+
+def period_of(times: Sequence[dt.datetime], time: dt.datetime) -> dict[str, str]:
+    """Return the filter of a list by the time that a value of a series is about: from the value before it on."""
+    step = times[1] - times[0] if len(times) > 1 else dt.timedelta(minutes=1)
+    return {"since": (time - step).isoformat(), "until": time.isoformat()}
 
 
 def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:

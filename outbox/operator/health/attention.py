@@ -8,16 +8,11 @@ cause, as far as the rules below name that.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from outbox.operator.health.rules import Diagnosis, Severity
-from outbox.reader import option
 from outbox.text import topic_of
-
-if TYPE_CHECKING:
-    from outbox.operator.health.overview import GroupLag, Overview, TopicLag
 
 #: What follows from a fault: in its database, and of the topic and group that it names, if it names any.
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
@@ -44,8 +39,6 @@ _STOP_ALL = frozenset({_AWAY, "worker.none"})
 #: Under which of these names a finding says how many messages it is about, and how long (seconds) it has been so.
 _COUNTS = ("messages", "halves", "lag", "missing", "flows", "differences", "jobs", "queues")
 _AGES = ("age", "overdue", "oldest", "behind")
-#: A group that one of these is about doesn't work its backlog off.
-_STOPPED = frozenset({"group.unconsumed", "group.behind", "group.pruned", "worker.none"})
 
 _Key = tuple[str, str, str | None, str | None]
 
@@ -133,64 +126,3 @@ def _causes(finding: Diagnosis, known: Mapping[_Key, Diagnosis], away: Iterable[
         for key in ((code, database, topic, group), (code, database, topic, None), (code, database, None, None)):
             if (cause := known.get(key)) is not None and cause is not finding:
                 yield cause
-
-
-# --- topics with their groups, by weight -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceFilter:
-    """Select topics with their groups: by a part of their names, and by a database that has one of the two."""
-
-    q: str = option("", most=500)
-    database: str | None = option(None, most=1000)
-
-    def fits(self, topic: TopicLag, group: GroupLag | None) -> bool:
-        """Return whether a topic with one of its groups is selected."""
-        names = (topic.topic, group.group if group else "")
-        databases = {None, topic.database, group.database if group else None}
-        return any(self.q.lower() in name.lower() for name in names) and self.database in databases
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A topic with one of its groups, None if it has none.
-
-    ``lags`` are those of the window, None in place of what isn't known. ``stopped``: the group is held back, or no
-    worker works its lag off. A lag beside a group that goes on is no alarm.
-    """
-
-    topic: TopicLag
-    group: GroupLag | None
-    lags: Sequence[float | None]
-    stopped: bool
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """What sorts it as texts: the most messages times the seconds that they have waited first."""
-        topic, group = self.topic, self.group
-        weight = (topic.undispatched or 0) * max(topic.oldest_undispatched or 1, 1) + 60 * (topic.parked or 0)
-        if group is not None:
-            weight += (group.lag or 0) * max(group.oldest_lag or 1, 1) + group.failed * max(group.oldest_due or 1, 1)
-            weight += group.parked * max(group.oldest_parked or 1, 1)
-        return f"{10**18 - int(weight):020}", topic.topic, group.group if group else "", topic.database
-
-
-def places(found: Overview, criteria: PlaceFilter) -> list[Place]:
-    """Return the topics of an overview with their groups, as far as they are selected."""
-    lags = {each.name: each.values for each in found.series}
-    stopped = {
-        (each.database, each.details.get("topic"), each.details.get("group"))
-        for each in found.findings
-        if each.code in _STOPPED
-    }
-
-    def place(topic: TopicLag, group: GroupLag | None) -> Place:
-        if group is None:
-            return Place(topic, None, (), stopped=False)
-        about = {(group.database, group.topic, group.group), (group.database, None, None)}
-        held = group.paused or group.breaker_open or bool(group.lag and about & stopped)
-        return Place(topic, group, lags.get(f"lag/{group.topic}/{group.group}", ()), held)
-
-    pairs = ((topic, group) for topic in found.topics for group in topic.groups or (None,))
-    return [place(*pair) for pair in pairs if criteria.fits(*pair)]

@@ -43,7 +43,7 @@ _SECONDS = 5.0
 #: The most rows of each list of an overview that is shown.
 MOST_ROWS = 200
 _TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue", "delivery.exhausted")
-_PLACE = ("groups", "topics", "queues", "positions")
+_POSITIONS = ("groups", "topics", "queues", "positions")
 _GROUP_RULES = ("message.parked", "retry.overdue", "group.lost")
 
 
@@ -470,23 +470,25 @@ class HealthViews(Silences):
         self, topics: Sequence[TopicLag], reached: Mapping[str, DatabaseHealth], source_of: stats.SourceOf
     ) -> None:
         """Set since when the groups wait whose producer's messages are in another database, as far as it answers."""
-        asked: dict[tuple[str, str], dict[tuple[str, str], GroupLag]] = defaultdict(dict)
+        lagging: dict[tuple[str, str], dict[tuple[str, str], GroupLag]] = defaultdict(dict)
         for group in (group for topic in topics for group in topic.groups if group.lag and group.oldest_lag is None):
             if (source := source_of(group.database, group.topic)) is not None:
-                asked[source, group.database][group.group, group.topic] = group
-        for (source, name), groups in asked.items():
+                lagging[source, group.database][group.group, group.topic] = group
+        for (source, name), groups in lagging.items():
             try:
                 with self.databases[name].read_only(_SECONDS) as connection:
                     (offsets,) = execute(connection, sql.OFFSETS(self.databases[name].schema))
                 at = {(group, topic, queue): position for group, topic, queue, position in offsets}
-                places = [
+                positions = [
                     (*pair, queue, at.get((*pair, queue), 0))
                     for pair in groups
                     for queue in range(reached[source].queues.get(topic_of(pair[1]), 0))
                 ]
-                columns = dict(zip(_PLACE, map(list, zip(*places, strict=True)), strict=True)) if places else {}
+                columns = (
+                    dict(zip(_POSITIONS, map(list, zip(*positions, strict=True)), strict=True)) if positions else {}
+                )
                 with self.databases[source].read_only(_SECONDS) as connection:
-                    rows = sql.WAITING.read(connection, self.databases[source].schema, **columns) if places else ()
+                    rows = sql.WAITING.read(connection, self.databases[source].schema, **columns) if positions else ()
             except UNREACHABLE:  # its ages stay unknown; that it is away is a finding of the next overview
                 continue
             for row in rows:

@@ -29,7 +29,7 @@ CODES = frozenset(code.partition("/")[0] for code in RULES)
 #: The longest silence, in seconds: what is silent for longer is forgotten.
 LONGEST_SILENCE = 90 * 86_400.0
 
-_KEPT = Query("""
+_OPEN = Query("""
 -- id rule of_database topic group begins_at ends_at author reason active
 SELECT id, rule, of_database, topic, consumer_group, begins_at, ends_at, author, reason, begins_at <= clock_timestamp()
   FROM {s}.silence WHERE ends_at > clock_timestamp() ORDER BY begins_at, id
@@ -81,7 +81,7 @@ class Silence:
 
 def silences_in(connection: Connection, name: str, schema: str) -> list[Silence]:
     """Return the silences that the database of this name keeps, and that haven't ended."""
-    return [Silence(name, **row) for row in _KEPT.read(connection, schema)]
+    return [Silence(name, **row) for row in _OPEN.read(connection, schema)]
 
 
 def silenced(findings: Iterable[Diagnosis], silences: Sequence[Silence]) -> list[Diagnosis]:
