@@ -127,6 +127,13 @@ class WholeAct(Declaration):
         grave = self.grave and getattr(preview, "reach", FEW + 1) > FEW
         return str(values[self.names[0]]) if grave and PARTS[self.names[0]].kind is str else ""
 
+    def left_to_type(self, part: Any, values: Mapping[str, Any], typed: str) -> str | None:
+        """Return what has to be typed instead of that; None if nothing has, as where it reaches few messages."""
+        if typed == (needed := self.to_type(values)):
+            return None
+        needed = self.to_type(values, self.look(part, self.preview, values)) if self.preview else needed
+        return needed or None
+
     def button_for(self, texts: Mapping[str, str]) -> str:
         """Return the words of the button where the fields are written so."""
         return next((word for name, word in self.variants if FLAGS.get(texts.get(name, "").lower())), self.button)

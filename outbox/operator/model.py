@@ -499,13 +499,13 @@ class BulkOutcome:
     errors: dict[str, int]
     unreached: list[str]
 
-    def verdict_of(self, state: str) -> str:
-        """Return how a bulk job of this state is to be taken: that it was done needn't have helped."""
-        if state not in {BulkJobState.DONE, BulkJobState.PARTLY} or not self.counts:
-            return state
+    def verdict_of(self, job: BulkJob) -> str:
+        """Return how a bulk job is to be taken: its state, or what became of its messages once it was done."""
+        if job.finished_at is None or job.cancelled_at is not None:
+            return job.state
         if self.errors:
             return "unhealed"
-        return "unsettled" if {"pending", MessageFate.UNCONSUMED} & self.counts.keys() else state
+        return "unsettled" if {"pending", MessageFate.UNCONSUMED} & self.counts.keys() else job.state
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,6 @@ def test_columns_to_point_at_cover_the_chart() -> None:
 
 
 def test_a_column_leads_to_the_messages_of_its_time() -> None:
-    """From the value before it to its own; where a list can be searched by that time."""
+    """From the value before it to its own."""
     chart = drawn(series(1, 2, minutes=5))
-    assert chart.page == "messages"
     assert chart.hits[1].query == {"since": NOON.isoformat(), "until": (NOON + dt.timedelta(minutes=5)).isoformat()}
-    lags = draw("lag", "Lag", [series(1, 2)])
-    assert lags is not None
-    assert lags.page == ""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
 from outbox.acts.changes import Target
@@ -10,6 +14,9 @@ from outbox.operator.model import BulkOutcome, Selector, Total
 from outbox.testing import bulk
 from tests.console.visitor import Visitor
 from tests.console.web import GROUP, Http, Shop
+
+if TYPE_CHECKING:
+    from outbox.operator.model import BulkJob
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,10 @@ def test_big_numbers_need_no_fraction() -> None:
 def test_a_bulk_job_is_taken_by_what_came_of_it(state: str, counts: dict[str, int], verdict: str, tone: str) -> None:
     """That it was done says nothing of whether it has helped."""
     outcome = BulkOutcome(Total(3), counts, {"E": 1} if "parked" in counts else {}, [])
-    assert outcome.verdict_of(state) == verdict
+    now = dt.datetime.now(dt.UTC)
+    ended, cancelled = (None if state == "running" else now), (now if state == "cancelled" else None)
+    job = SimpleNamespace(state=state, finished_at=ended, cancelled_at=cancelled)
+    assert outcome.verdict_of(cast("BulkJob", job)) == verdict
     assert chip_of(verdict).tone == tone
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from outbox.operator.backlog import BacklogFilter, backlogs
 from outbox.operator.health.attention import FOLDS_OF_AWAY, FOLLOWS, by_weight, folded, weight_of
-from outbox.operator.health.backlog import BacklogFilter, backlogs
 from outbox.operator.health.rules import RULES, Diagnosis, Severity
 from tests.operator.health import consume, dispatch, handler, overview_of, report, run, sample, send, this_minute
 

@@ -304,7 +304,7 @@ def bulk_job(view: View, bulk_job_id: UUID) -> Response:
         list=items,
         states=list(model.BulkItemState),
         outcome=outcome,
-        verdict=outcome.verdict_of(job.state),
+        verdict=outcome.verdict_of(job),
         may_cancel=job.finished_at is None and view.context.may(CANCEL),
     )
 
@@ -466,11 +466,6 @@ class ActQuestion:
         return {} if self.preview is None else facts_of(self.preview)[1]
 
     @property
-    def target(self) -> dict[str, str]:
-        """What names the target."""
-        return {name: text for name, text in self.pairs if name in {*self.act.names, *DATABASE_FIELDS}}
-
-    @property
     def title(self) -> str:
         """What is asked."""
         what = self.act.named(self.texts) if self.complete else f"a {self.act.names[-1].removesuffix('_id')}"
@@ -513,11 +508,8 @@ def _add(act: WholeAct) -> None:
         order, part = read(ActForm, pairs), getattr(view.context, act.of)
         try:
             values = asdict(read(form_of(act), pairs))
-            to_type = act.to_type(values)
-            if to_type != order.typed and act.preview:  # it may be about few
-                to_type = act.to_type(values, act.look(part, act.preview, values))
-            if to_type not in {"", order.typed}:
-                raise InvalidRequest(f"nothing was done: to go on, type {to_type!r}", "typed")
+            if (missing := act.left_to_type(part, values, order.typed)) is not None:
+                raise InvalidRequest(f"nothing was done: to go on, type {missing!r}", "typed")
             if "idempotency_key" in act.taken(part, act.method or act.name):
                 values["idempotency_key"] = order.key and f"{view.context.principal.id}:{order.key}"
             done = act.perform(part, values, by=view.context.actor, why=order.reason)

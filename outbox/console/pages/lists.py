@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast
@@ -23,8 +22,8 @@ from outbox.flow.views import FlowFilter
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import MOST_ROWS
-from outbox.operator.look.paging import listed
-from outbox.operator.model import MAX_PAGE, NUMBERED_ROWS, MessageView, Page, PageRequest
+from outbox.operator.look.paging import listed, numbers_near
+from outbox.operator.model import MAX_PAGE, MessageView, Page, PageRequest
 from outbox.operator.operator import Operator
 from outbox.reader import Reader, grouped, option, shape_of
 from outbox.reconcile.record.orders import ReconciliationOrders, RunOrder
@@ -46,8 +45,6 @@ PERIODS = {
 #: How many pages one can go back.
 _TRAIL = 20
 _MOST_FIELDS = 200
-#: So many numbers of pages are shown on either side of the page that is shown.
-_NEAR = 2
 _FIRST = "first"
 #: So many runs of a pair tell how it went over the nights.
 _NIGHTS = 30
@@ -169,7 +166,7 @@ class Listing(Generic[F, T]):
             """Return the URL of the page of a number."""
             return to([*shown, ("page", str(page))] if page > 1 else shown)
 
-        numbers = [] if paging.after else _numbers(paging, self.page)
+        numbers = [] if paging.after else numbers_near(paging.page, paging.size, self.page.total)
         #: The pages that can be gone to by their numbers, None in place of those that are left out.
         self.numbers: list[tuple[int, str] | None] = [
             None if each is None else (each, numbered(each)) for each in numbers
@@ -188,19 +185,6 @@ class Listing(Generic[F, T]):
         return 422 if self.fault else 200
 
 
-def _numbers(paging: Paging, page: Page[Any]) -> list[int | None]:
-    """Return which numbers of pages are shown: the first, those around the page that is shown, and the last."""
-    rows = min(page.total.value, NUMBERED_ROWS) if page.total else 0
-    last = min(-(-rows // paging.size), max(NUMBERED_ROWS // paging.size, 1))
-    if last < 2:
-        return []
-    near = [each for each in range(1, last + 1) if each in {1, last} or abs(each - paging.page) <= _NEAR]
-    found: list[int | None] = []
-    for before, each in itertools.pairwise([0, *near]):
-        found += [None, each] if each > before + 1 else [each]
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Unfiltered:
     """The filter of a list that has none."""
@@ -215,10 +199,7 @@ router: APIRouter = APIRouter(include_in_schema=False)
 
 
 def _add_list(call: str, tabs: Collection[str] = (), *, further: str = "", **shown: Any) -> None:
-    """Add the page of a list that the operator's call returns; its template gets what else is ``shown``.
-
-    ``further`` is the operator's call that returns more about the rows.
-    """
+    """Add the page of a list that a call returns, with what else is ``shown``, and the call ``further`` on its rows."""
     kind = types_of(call)["criteria"]
 
     def show(view: View) -> Response:

@@ -11,13 +11,14 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.lists import Listing
 from outbox.console.pages.view import View, chip_of
+from outbox.operator.backlog import BacklogFilter, BacklogRow, backlogs
 from outbox.operator.health.attention import folded
-from outbox.operator.health.backlog import BacklogFilter, BacklogRow, backlogs
 from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.stats import WINDOWS, Series
@@ -28,6 +29,8 @@ from outbox.operator.model import Conversation, Page, PageRequest
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
 _LABELS = 4
+#: The lists that have what a chart counts, by its time.
+LISTS = {"throughput": "messages", "decided": "messages", "dead": "inbox"}
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 
 
@@ -98,18 +101,12 @@ def overview(view: View, window: str = "1h") -> Response:
 
     rows: Listing[BacklogFilter, BacklogRow] = Listing(view, BacklogFilter, fetch, tabs={"window"})
     everything = folded(found.findings[:MOST_ROWS])
-    attention = [each for each in everything if not each.finding.silenced]
-    silenced = [each for each in everything if each.finding.silenced]
-    shown = {
-        "attention": attention[:_AT_ONCE],
-        "further": attention[_AT_ONCE:],
-        "silenced": silenced,
-        "charts": charts(found.series),
-    }
-    shown |= {"window": window, "windows": list(WINDOWS), "tiles": TILES, "mends": mends, "link_of": link_of}
-    shown |= {"spark": spark}
-    left_out = len(found.findings) - MOST_ROWS
-    return view.page("overview.html", rows.status, overview=found, list=rows, left_out=left_out, **shown)
+    loud, silenced = ([each for each in everything if bool(each.finding.silenced) is so] for so in (False, True))
+    shown: dict[str, Any] = {"attention": loud[:_AT_ONCE], "further": loud[_AT_ONCE:], "silenced": silenced}
+    shown |= {"left_out": len(found.findings) - MOST_ROWS, "charts": charts(found.series)}
+    always = {"tiles": TILES, "mends": mends, "link_of": link_of, "spark": spark, "LISTS": LISTS}
+    shown |= {"window": window, "windows": list(WINDOWS), **always}
+    return view.page("overview.html", rows.status, overview=found, list=rows, **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +142,6 @@ class Chart:
     peak: float
     head: tuple[str, ...]
     rows: tuple[tuple[dt.datetime, tuple[float | None, ...]], ...]
-
-    @property
-    def page(self) -> str:
-        """The list that has what it counts; empty where none has it by its time."""
-        return {"throughput": "messages", "decided": "messages", "dead": "inbox"}.get(self.name, "")
 
     @property
     def known(self) -> bool:
@@ -253,14 +245,9 @@ def _hit(index: int, series: Sequence[Series], time: dt.datetime, column: Sequen
         f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
         for one, value in zip(series, column, strict=True)
     )
-    title = "\n".join([moment(time, long=True), *values])
-    return Hit(round(width * index, 3), round(width, 3), title, period_of(series[0].times, time))
-
-
-def period_of(times: Sequence[dt.datetime], time: dt.datetime) -> dict[str, str]:
-    """Return the filter of a list by the time that a value of a series is about: from the value before it on."""
-    step = times[1] - times[0] if len(times) > 1 else dt.timedelta(minutes=1)
-    return {"since": (time - step).isoformat(), "until": time.isoformat()}
+    step = series[0].times[1] - series[0].times[0] if len(series[0].times) > 1 else dt.timedelta(minutes=1)
+    query = {"since": (time - step).isoformat(), "until": time.isoformat()}
+    return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]), query)
 
 
 def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:
