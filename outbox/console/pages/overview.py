@@ -28,7 +28,7 @@ from outbox.operator.model import Conversation, Page, PageRequest
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
-_LABELS = 4
+_LABELS, _GROUPS_DRAWN = 4, 3
 #: The lists that have what a chart counts, by its time.
 LISTS = {"throughput": "messages", "decided": "messages", "dead": "inbox"}
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
@@ -72,7 +72,7 @@ _TO_DO = {
 #: What acts on that page heal; of all else the finding says what does.
 _HEALED_HERE = {"message.parked", "half.parked"}
 #: So many findings are shown at once, so many topics and groups on a page of them; the others a click away.
-_AT_ONCE, ROWS_SHOWN = 5, 50
+_AT_ONCE, ROWS_SHOWN = 4, 50
 
 router: APIRouter = APIRouter(include_in_schema=False)
 
@@ -164,7 +164,7 @@ def charts(series: Sequence[Series]) -> list[Chart]:
     # The worst first, as they stand now.
     lags = sorted((one for one in series if one.name.startswith("lag/")), key=lambda one: -(_last(one.values) or 0))
     groups = []
-    for one in lags[:COLOURS]:
+    for one in lags[:_GROUPS_DRAWN]:
         _, topic, group = one.name.split("/", 2)
         groups.append(replace(one, name=f"{group} of {topic}"))
     in_inboxes = named(failed="retrying", dead="parked")
