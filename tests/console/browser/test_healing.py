@@ -194,7 +194,7 @@ def test_a_body_is_revealed_on_record(page: Page, town: Town) -> None:
     body.get_by_role("button", name="Reveal").click()
     expect(body).to_contain_text("swordfish")
     page.goto(f"audit?target={message}")
-    expect(row(page, "reveal")).to_contain_text("anna")
+    expect(entry(page, "reveal").first).to_contain_text("anna")
 
 
 def test_all_the_money_is_somewhere(town: Town) -> None:
