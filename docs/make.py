@@ -50,6 +50,7 @@ site_name = "outbox"
 site_description = "Transactional messages as tables next to your data, on PostgreSQL"
 docs_dir = "docs"
 site_dir = "site"
+copyright = "VERSION"
 nav = [
   { "Quick start" = "index.md" },
   { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md", "delivering.md",
@@ -65,7 +66,20 @@ nav = [
 [project.theme]
 language = "en"
 font = false
-features = ["content.code.copy", "navigation.indexes", "navigation.sections", "navigation.top", "search.highlight"]
+features = ["content.code.copy", "navigation.footer", "navigation.indexes", "navigation.sections", "navigation.top",
+  "search.highlight"]
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: light)"
+scheme = "default"
+toggle.icon = "lucide/sun"
+toggle.name = "Dark"
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: dark)"
+scheme = "slate"
+toggle.icon = "lucide/moon"
+toggle.name = "Light"
 """
 
 
@@ -87,7 +101,9 @@ def write(target: Path) -> Path:
         (docs / "reference" / f"{name}.md").write_text(page, "utf-8")
     names = ", ".join(f'"reference/{name}.md"' for name in REFERENCE)
     config = target / "zensical.toml"
-    config.write_text(CONFIG.replace("REFERENCE", names, 1), "utf-8")
+    config.write_text(
+        CONFIG.replace("REFERENCE", names, 1).replace("VERSION", f"outbox {outbox.__version__}", 1), "utf-8"
+    )
     return config
 
 

@@ -34,6 +34,10 @@ UPGRADE = (
     """CREATE TABLE {s}.worker (id UUID CONSTRAINT pk_worker PRIMARY KEY, name TEXT NOT NULL, version TEXT NOT NULL,
         started_at {now}, seen_at {now}, roles JSONB NOT NULL, handlers JSONB NOT NULL, duties JSONB NOT NULL)""",
     "CREATE INDEX ix_worker_seen_at ON {s}.worker (seen_at)",
+    """CREATE TABLE {s}.silence (id BIGINT GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_silence PRIMARY KEY,
+        rule TEXT NOT NULL, of_database TEXT, topic {name}, consumer_group {name}, begins_at TIMESTAMPTZ NOT NULL,
+        ends_at TIMESTAMPTZ NOT NULL, author TEXT NOT NULL, reason TEXT NOT NULL,
+        CONSTRAINT ck_silence_ends CHECK (ends_at > begins_at))""",
     """CREATE TABLE {s}.stats_sample (
         sampled_at TIMESTAMPTZ CONSTRAINT pk_stats_sample PRIMARY KEY, stats JSONB NOT NULL)""",
 )

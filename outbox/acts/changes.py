@@ -129,6 +129,8 @@ STATES: Mapping[str, str] = {
 
 #: What touches more messages than this has their number typed before, as what can't be taken back.
 FAR = 1_000
+#: What can't be taken back, and reaches no more messages than this, needs no name typed.
+FEW = 100
 _UNKNOWN_MEND = "was it prepared in another database, or deleted by prune?"
 
 

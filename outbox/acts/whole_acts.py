@@ -12,10 +12,25 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 from uuid import UUID
 
-from outbox.acts.changes import LONGEST, MAX_ITEMS, Declaration
+from outbox.acts.changes import FEW, LONGEST, Declaration
+from outbox.acts.forms import (
+    AnswerFields,
+    ControlFields,
+    EditFields,
+    InDatabase,
+    LimitFields,
+    NoteFields,
+    OrderFields,
+    PauseTopicFields,
+    RateFields,
+    RepairFields,
+    ResetFields,
+    SilenceFields,
+    SkipFields,
+)
 from outbox.acts.messages import ACTS
 from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
 from outbox.reader import FLAGS, option, shape_of
@@ -45,6 +60,7 @@ PARTS: Mapping[str, TargetPart] = {
     "cron": TargetPart("The schedule, as `outbox cron list` names it.", MAX_GROUP, GROUP_PATTERN, str),
     "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
     "message_id": TargetPart("The message."),
+    "rule": TargetPart("The rule, by the code that `outbox doctor` prints.", 64, r"^[a-z_]+\.[a-z_]+$", str),
     "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
 }
 
@@ -69,6 +85,7 @@ class WholeAct(Declaration):
     it, and needs the permission to reveal. ``page`` is the page that lists the targets; there the act is ``offered``
     for a row, or beside the list for None. ``leads`` is where its result is, by the result's fields; ``status`` is the
     endpoint's answer. ``asks``: a command asks before it acts. ``variants`` are its words where a field is on.
+    ``moments`` are texts of the field ``to`` that the pages offer by their words, the one that they begin with first.
     """
 
     noun: str
@@ -91,6 +108,7 @@ class WholeAct(Declaration):
     status: int = 200
     asks: bool = True
     variants: tuple[tuple[str, str], ...] = ()
+    moments: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -101,9 +119,20 @@ class WholeAct(Declaration):
         """Return the target as a sentence names it."""
         return self.target.format(**values)
 
-    def to_type(self, values: Mapping[str, Any]) -> str:
-        """Return what an operator types before the act where it can't be taken back; empty for others, and for ids."""
-        return str(values[self.names[0]]) if self.grave and PARTS[self.names[0]].kind is str else ""
+    def to_type(self, values: Mapping[str, Any], preview: Any = None) -> str:
+        """Return what an operator types before the act where it can't be taken back; empty for others, and for ids.
+
+        It is empty too where the ``preview`` says how many messages it reaches, and these are few.
+        """
+        grave = self.grave and getattr(preview, "reach", FEW + 1) > FEW
+        return str(values[self.names[0]]) if grave and PARTS[self.names[0]].kind is str else ""
+
+    def left_to_type(self, part: Any, values: Mapping[str, Any], typed: str) -> str | None:
+        """Return what has to be typed instead of that; None if nothing has, as where it reaches few messages."""
+        if typed == (needed := self.to_type(values)):
+            return None
+        needed = self.to_type(values, self.look(part, self.preview, values)) if self.preview else needed
+        return needed or None
 
     def button_for(self, texts: Mapping[str, str]) -> str:
         """Return the words of the button where the fields are written so."""
@@ -180,99 +209,6 @@ def _shown(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------
-
-_TO = (
-    "Where it goes on: first, now, a position, QUEUE:POSITION,…, a time (2026-01-31T12:00:00+00:00), or how long ago "
-    "(90s, 15m, 2h, 3d)."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _In:
-    database: str | None = option(None, "The database, where several have it.", most=1000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Control(_In):
-    topic: str | None = option(None, "Only what it consumes of this topic. Default: of all.", most=1000, metavar="NAME")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rate(_Control):
-    rate: str | None = option(
-        None, "Such as 100/s, 30/min or 5/h; declared: as its handler declares.", most=40, metavar="RATE"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Skip(_In):
-    to: str = option("now", _TO, most=10_000)
-    source: str | None = option(
-        None, "The producer's database, where several have the topic.", most=1000, metavar="NAME"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reset(_Skip):
-    to: str = option(help=_TO, most=10_000)
-    skip_pruned: bool = option(False, "Accept that some of it was pruned.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PauseTopic(_In):
-    create: bool = option(False, "Also a topic that has no message so far.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Note:
-    note: str = option("", "What the next operator should know.", most=LONGEST)
-    owner: str = option("", "The person or team that looks after it.", most=LONGEST, metavar="NAME")
-
-
-#: What becomes of the original. ``quarantine``: no group can take it any more. ``discard``: the groups that have parked
-#: it won't need it, and none other may still come to it. ``leave``: nothing, so that both may take effect.
-Original = Literal["quarantine", "discard", "leave"]
-ORIGINALS: tuple[str, ...] = get_args(Original)
-#: The longest result that an operator gives.
-LONGEST_RESULT = 20_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EditFields:
-    body: str = option(help="The whole new body, as a text: JSON where it was JSON.", most=900_000, file=True)
-    original: Original = option("quarantine", "What becomes of the original.")
-    acknowledge_delivered: bool = option(False, "Also where a group has consumed the original.")
-    again: bool = option(False, "Also where the message has a copy already.")
-    version: str | None = option(None, "The version of the message that was seen.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Order(_In):
-    dry_run: bool = option(False, "Compare, and repair nothing.")
-    topic: str | None = option(None, "The topic of its first pair, where there are several of this name.", most=LONGEST)
-    group: str | None = option(None, "The group of its first pair, where there are several of this name.", most=LONGEST)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Repair:
-    kind: str | None = option(None, "Only findings of this kind.", most=LONGEST)
-    messages: tuple[UUID, ...] | None = option(None, "Only those of these messages.")
-    repair: str | None = option(None, "The repair, which needs the kind; else that of the run's policy.", most=LONGEST)
-    rate: float | None = option(None, "At most so many a second. Default: no limit.", above=0, most=1e6, metavar="N")
-    number: int | None = option(
-        None, "How many the preview would repair; another number is refused.", least=0, most=MAX_ITEMS
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    answer: Literal["done", "refused"] = option(help="What the participant did.")
-    result: str | None = option(
-        None, "The participant's reply, as JSON, where later steps need that.", most=LONGEST_RESULT, metavar="JSON"
-    )
-
-
 # --- groups, topics, sessions, dead letters --------------------------------------------------------------------------
 
 _GROUP: Any = {"noun": "group", "target": "group {group}", "page": "groups", "permission": "group:control"}
@@ -289,7 +225,7 @@ PAUSE_GROUP = WholeAct(
     button="Pause",
     word="pause",
     path="/groups/{group}/pause",
-    fields=_Control,
+    fields=ControlFields,
     example="mailer",
     offered=lambda row: row.paused_at is None,
     **_GROUP,
@@ -305,7 +241,7 @@ RESUME_GROUP = WholeAct(
     needs_reason=False,
     word="resume",
     path="/groups/{group}/resume",
-    fields=_Control,
+    fields=ControlFields,
     example="mailer --topic transfer",
     offered=lambda row: bool(row.paused_at or row.opened_at),
     **_GROUP,
@@ -322,7 +258,7 @@ SET_RATE = WholeAct(
     needs_reason=False,
     word="rate",
     path="/groups/{group}/rate",
-    fields=_Rate,
+    fields=RateFields,
     positional=("rate",),
     current="control_of",
     example="mailer 50/s",
@@ -345,8 +281,16 @@ RESET_GROUP = WholeAct(
     button="Reset",
     word="reset",
     path="/groups/{group}/{topic:path}/reset",
-    fields=_Reset,
+    fields=ResetFields,
     preview="preview_reset",
+    moments=(
+        ("yesterday", "start of yesterday"),
+        ("today", "start of today"),
+        ("1h", "an hour ago"),
+        ("15m", "15 minutes ago"),
+        ("7d", "a week ago"),
+        ("first", "the beginning"),
+    ),
     example="ledger --topic transfer --to 3d",
     **_OF_TOPIC,
 )
@@ -362,8 +306,9 @@ SKIP_GROUP = WholeAct(
     button="Skip",
     word="skip",
     path="/groups/{group}/{topic:path}/skip",
-    fields=_Skip,
+    fields=SkipFields,
     preview="preview_skip",
+    moments=(("now", "now"), ("15m", "15 minutes ago"), ("1h", "an hour ago"), ("today", "start of today")),
     example="mailer --topic transfer",
     **_OF_TOPIC,
 )
@@ -380,7 +325,7 @@ DELETE_GROUP = WholeAct(
     button="Delete",
     word="delete",
     path="/groups/{group}/{topic:path}/delete",
-    fields=_In,
+    fields=InDatabase,
     preview="preview_delete",
     example="statistics --topic transfer",
     **_OF_TOPIC,
@@ -399,7 +344,7 @@ PAUSE_TOPIC = WholeAct(
     button="Pause",
     word="pause",
     path="/topics/{topic:path}/pause",
-    fields=_PauseTopic,
+    fields=PauseTopicFields,
     example="orders",
     offered=lambda row: row is None,
     **_TOPIC,
@@ -416,7 +361,7 @@ RESUME_TOPIC = WholeAct(
     needs_reason=False,
     word="resume",
     path="/topics/{topic:path}/resume",
-    fields=_In,
+    fields=InDatabase,
     example="orders",
     offered=lambda row: row is not None and row.resumed_at is None,
     **_TOPIC,
@@ -436,7 +381,7 @@ DELETE_TOPIC = WholeAct(
     grave=True,
     word="delete",
     path="/topics/{topic:path}/delete",
-    fields=_In,
+    fields=InDatabase,
     preview="preview_delete_topic",
     offered=lambda row: row is None,
     example="order-created",
@@ -460,7 +405,7 @@ END = WholeAct(
     word="end",
     path="/locks/{session}/end",
     target="the session {session}",
-    fields=_In,
+    fields=InDatabase,
     preview="lock_of",
     page="locks",
     example="6564f1a2.1267",
@@ -481,16 +426,60 @@ NOTE = WholeAct(
     word="note",
     path="/dead/groups/{fingerprint}/note",
     target="dead letters of {fingerprint}",
-    fields=_Note,
+    fields=NoteFields,
     current="dead_group",
     page="dead",
     asks=False,
     example='0f3a91c2d4e5b6a7 --owner payments --note "back at noon"',
 )
 
+# --- rules of health -------------------------------------------------------------------------------------------------
+
+_RULE: Any = {"noun": "rule", "target": "rule {rule}", "page": "", "permission": "rule:silence", "asks": False}
+_OF_FINDING = ("topic", "group", "database")
+SILENCE = WholeAct(
+    name="silence",
+    summary="Silence a rule of health for a time, from now on or in a maintenance window",
+    details="What the rule finds is still shown, as silenced: it needs no attention, and the exit code of the doctor "
+    "leaves it out. It can be limited to a topic, a group, a database. A silence ends by itself.",
+    why="the mail provider moves on Sunday",
+    consequence="Until it ends, what this rule finds needs no attention. It is still found, and shown as silenced.",
+    happened="Silenced.",
+    button="Silence",
+    word="silence",
+    path="/rules/{rule}/silence",
+    fields=SilenceFields,
+    linked=_OF_FINDING,
+    example="group.unconsumed --group mailer --lasts 2h",
+    offered=lambda row: row is not None and not row.silenced,
+    **_RULE,
+)
+LIFT_SILENCE = WholeAct(
+    name="lift_silence",
+    summary="Lift the silences of a rule of health before their end",
+    details="All of them, or those that are limited to a topic, a group, a database.",
+    why="the provider has moved",
+    consequence="What this rule finds needs attention again.",
+    happened="Lifted: what the rule finds needs attention again.",
+    button="Lift the silence",
+    needs_reason=False,
+    word="lift",
+    path="/rules/{rule}/lift",
+    fields=LimitFields,
+    example="group.unconsumed",
+    offered=lambda row: row is not None and bool(row.silenced),
+    **_RULE,
+)
+
 # --- schedules -------------------------------------------------------------------------------------------------------
 
-_CRON: Any = {"noun": "cron", "target": "schedule {cron}", "page": "cron", "fields": _In, "example": "report_due"}
+_CRON: Any = {
+    "noun": "cron",
+    "target": "schedule {cron}",
+    "page": "cron",
+    "fields": InDatabase,
+    "example": "report_due",
+}
 PAUSE_CRON = WholeAct(
     name="pause_cron",
     summary="Pause a schedule: no message of it is sent until it is resumed",
@@ -572,7 +561,7 @@ RECONCILE = WholeAct(
     word="order",
     path="/reconciliations/schedules/{schedule:path}/order",
     target="reconciliation {schedule}",
-    fields=_Order,
+    fields=OrderFields,
     of="reconciliations",
     method="run_now",
     linked=("dry_run", "topic", "group"),
@@ -596,7 +585,7 @@ REPAIR = WholeAct(
     word="repair",
     path="/reconciliations/runs/{run_id}/repair",
     target="what run {run_id} has found",
-    fields=_Repair,
+    fields=RepairFields,
     of="reconciliations",
     linked=("kind", "messages", "repair"),
     preview="preview_repair",
@@ -624,7 +613,7 @@ ANSWER = WholeAct(
     word="answer",
     path="/sagas/commands/{command}/answer",
     target="command {command}",
-    fields=_Answer,
+    fields=AnswerFields,
     of="sagas",
     positional=("answer",),
     preview="command",
@@ -650,7 +639,7 @@ EDIT = WholeAct(
     word="edit",
     path="/messages/{message_id}/edit",
     target="message {message_id}",
-    fields=_EditFields,
+    fields=EditFields,
     form="edit.html",
     preview="preview_edit",
     current="body_to_edit",
@@ -667,7 +656,7 @@ WHOLE_ACTS: Mapping[str, WholeAct] = {
     for each in (
         *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, RESET_GROUP, SKIP_GROUP, DELETE_GROUP),
         *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, PAUSE_CRON, RESUME_CRON, RUN_CRON, DELETE_CRON),
-        *(END, NOTE, RECONCILE, REPAIR, ANSWER, EDIT),
+        *(END, NOTE, SILENCE, LIFT_SILENCE, RECONCILE, REPAIR, ANSWER, EDIT),
     )
 }
 

@@ -528,7 +528,7 @@ def _command_of(act: WholeAct, where: type, opened: Opened) -> Callable[..., Non
             elif note := getattr(preview, "note", ""):
                 say(f"note: {note}")
             if not acting.dry_run:
-                _ask(act, values, refusal, acting)
+                _ask(act, values, refusal, acting, preview)
                 _do(act, part, act.pinned(values, preview), acting)
 
     def at_once(*, choice: Any, acting: DecidedOptions, databases: Any) -> None:
@@ -557,9 +557,9 @@ def _need_reason(act: WholeAct, acting: DecidedOptions) -> None:
         raise Failure(f"give --reason: the audit must tell why ({act.name})")
 
 
-def _ask(act: WholeAct, values: dict[str, Any], refusal: str, acting: DecidedOptions) -> None:
+def _ask(act: WholeAct, values: dict[str, Any], refusal: str, acting: DecidedOptions, preview: Any = None) -> None:
     question = f"{act.consequence} {act.button} {act.named(values)}?"
-    options.confirm(question, refusal, yes=acting.yes, typed=act.to_type(values))
+    options.confirm(question, refusal, yes=acting.yes, typed=act.to_type(values, preview))
 
 
 def _options_of(act: WholeAct) -> OptionGroup:

@@ -25,6 +25,7 @@ from outbox.cli.output import Code, Failure, ListForm, ListFormOption, Output, O
 from outbox.cli.processes import load_quietly
 from outbox.errors import InvalidSettings
 from outbox.operator.health.grants import ROLES
+from outbox.operator.health.silences import Silence
 from outbox.operator.health.workers import HandlerRow, LockRow, ProducerRow, WorkerRow
 from outbox.reader import variable
 from outbox.text import counted, plain
@@ -117,6 +118,9 @@ def _examine(database: DatabaseOptions, app: str | None, roles: list[str] | None
 def _print_report(report: HealthReport) -> None:
     terminal = output.console()
     for finding in report.findings:
+        if finding.silenced:
+            terminal.print(Text(plain(f"silenced {finding.silenced}: {finding.sentence}\n"), "dim"), soft_wrap=True)
+            continue
         title = Text(finding.severity.upper(), _STYLES[finding.severity]).append(f"  {finding.code}", "default")
         mend = finding.mend.replace("\n", "\n        ")
         terminal.print(title)
@@ -128,10 +132,11 @@ def _print_report(report: HealthReport) -> None:
             incomplete.setdefault((how, each.why), []).append(each.name)
     for (how, why), names in incomplete.items():
         terminal.print(Text(plain(f"{how}: {', '.join(names)}: {why}")), soft_wrap=True)
-    problems = sum(finding.severity == "problem" for finding in report.findings)
+    loud = [finding for finding in report.findings if not finding.silenced]
+    problems = sum(finding.severity == "problem" for finding in loud)
     done = sum(each.outcome != "skipped" for each in report.inspections)
     terminal.print(
-        f"{counted(problems, 'problem')}, {counted(len(report.findings) - problems, 'note')}; {done} of "
+        f"{counted(problems, 'problem')}, {counted(len(loud) - problems, 'note')}; {done} of "
         f"{len(report.inspections)} inspections done in {report.database}, schema {report.schema!r}",
         soft_wrap=True,
     )
@@ -327,4 +332,25 @@ def list_locks(databases: DatabasesOptions, form: ListFormOption = ListForm.TABL
 
 
 add_acts(lock_app, "lock")
+
+rule_app: typer.Typer = typer.Typer(
+    name="rule",
+    help="Silence a rule of health for a time, see what is silenced, and lift it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@command(rule_app, "silences")
+def list_silences(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
+    """List the silences and maintenance windows that haven't ended.
+
+    \b
+    Example:
+      outbox rule silences
+    """
+    databases.show(lambda operator: operator.silences(), RowShape(Silence), form)
+
+
+add_acts(rule_app, "rule")
 add_acts(dead_app, "dead")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from uuid import UUID
 
 from outbox.acts.changes import LONGEST, Actor, checked_actor, record_of
-from outbox.acts.whole_acts import ANSWER, LONGEST_RESULT
+from outbox.acts.forms import LONGEST_RESULT
+from outbox.acts.whole_acts import ANSWER
 from outbox.database.execute import execute
 from outbox.errors import ActRefused, InvalidMessage, InvalidRequest, NotFound
 from outbox.flow import sql

@@ -304,13 +304,13 @@ DUTIES = (
         f"""
         producer: viewer operator admin
         {COUNTED_PRODUCER}
-        SELECT ON audit bulk_job bulk_item worker stats_sample check_history compensation delivery_cursor half_error
-        SELECT ON producer_process topic_pause cron_schedule intake_range
+        SELECT ON audit bulk_job bulk_item worker silence stats_sample check_history compensation delivery_cursor
+        SELECT ON half_error producer_process topic_pause cron_schedule intake_range
         SELECT(id number) ON published
         consumer: viewer operator admin
         {COUNTED_CONSUMER}
-        SELECT ON audit bulk_job bulk_item worker stats_sample attempt_history dead_letter_note reconciliation_finding
-        SELECT ON segment_hold consumer_passage reread_message group_control
+        SELECT ON audit bulk_job bulk_item worker silence stats_sample attempt_history dead_letter_note
+        SELECT ON reconciliation_finding segment_hold consumer_passage reread_message group_control
         """,
     ),
     Duty(
@@ -320,11 +320,13 @@ DUTIES = (
         producer: operator admin
         INSERT ON audit half_message op_message
         INSERT UPDATE ON bulk_job bulk_item topic_pause
+        INSERT DELETE ON silence
         UPDATE ON cron_schedule
         USAGE ON op_sequence
         consumer: operator admin
         INSERT ON audit
         INSERT UPDATE ON bulk_job bulk_item group_control
+        INSERT DELETE ON silence
         INSERT UPDATE DELETE ON dead_letter_note
         """,
     ),

@@ -25,8 +25,9 @@ from outbox.acts.changes import (
     requested,
     unless_locked,
 )
+from outbox.acts.forms import ORIGINALS
 from outbox.acts.messages import ACTS
-from outbox.acts.whole_acts import EDIT, NOTE, ORIGINALS
+from outbox.acts.whole_acts import EDIT, NOTE
 from outbox.compensate.quarantine import QuarantineOrder, quarantine, release
 from outbox.database.execute import Template, execute, lock_key
 from outbox.database.sql import take_lock

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _COUNTING = 60.0
 #: Longer ago (seconds) there was no message.
 _OLDEST = 100 * 365 * 86_400.0
+#: Days whose start is a place to go on: how long before today they began.
+_DAYS = {"today": dt.timedelta(), "yesterday": dt.timedelta(days=1)}
 #: Inbox rows that are deleted in one transaction.
 _BATCH = 10_000
 
@@ -87,6 +89,12 @@ SELECT p.queue, (SELECT max(position) FROM {{s}}.consumer_offset o
 _PASSAGES = Template(f"""
 SELECT consumer_group, {topic_sql("topic")}, count(DISTINCT (topic, passage))::int, max(began_at)
   FROM {{s}}.consumer_passage GROUP BY 1, 2
+""")
+
+#: The owner that the newest note about dead letters of a group and topic names. Rows: ``(group, topic, owner)``.
+_OWNERS = Template("""
+SELECT DISTINCT ON (consumer_group, topic) consumer_group, topic, owner
+  FROM {s}.dead_letter_note WHERE owner IS NOT NULL ORDER BY consumer_group, topic, written_at DESC
 """)
 
 #: Read under which names a group keeps what it has read of a topic. Rows: ``(name,)``.
@@ -168,6 +176,9 @@ DELETE FROM {{s}}.{table}
 class GroupRow(GroupControl):
     """A group of a topic, from all of its sources, with what holds it back.
 
+    ``owner`` is the person or team that a note names for its dead letters, the last one written.
+    ``eta`` is in how many seconds it has caught up as it goes now; None where it doesn't, or that isn't known.
+
     ``lag`` is None where the database of a producer isn't known.
 
     ``oldest_lag`` is for how many seconds the oldest of these messages has waited; None also where the
@@ -177,11 +188,13 @@ class GroupRow(GroupControl):
     """
 
     columns: ClassVar[str] = (
-        "group topic state rate lag> oldest>=oldest_lag failed> parked> workers> openings> "
+        "group topic state rate owner lag> oldest>=oldest_lag eta> failed> parked> workers> openings> "
         "passages> moved=moved_at because"
     )
+    owner: str | None
     lag: int | None
     oldest_lag: float | None
+    eta: float | None
     failed: int
     parked: int
     workers: int
@@ -215,6 +228,11 @@ class GroupMove:
     missing: int
 
     @property
+    def reach(self) -> int:
+        """How many messages it touches."""
+        return self.messages
+
+    @property
     def refusal(self) -> str:
         """Why the act would be refused; empty where it wouldn't."""
         return "" if self.queues else "there is nothing to do: it is there already"
@@ -229,6 +247,11 @@ class GroupContents:
     topic: str
     inbox: dict[str, int]
     workers: list[str]
+
+    @property
+    def reach(self) -> int:
+        """How many messages it touches."""
+        return sum(self.inbox.values())
 
     @property
     def refusal(self) -> str:
@@ -282,6 +305,7 @@ class Groups(HealthViews):
         consuming: dict[tuple[str, str, str | None], int] = {}
         moved: dict[tuple[str, str, str | None], tuple[int, dt.datetime]] = {}
         controls: dict[tuple[str, str, str | None], GroupControl] = {}
+        owners: dict[tuple[str, str, str | None], str] = {}
         for each in self.databases.having("consumer", database):
             if each.name in overview.unreachable:
                 continue
@@ -293,6 +317,8 @@ class Groups(HealthViews):
                 controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
                 for group, topic, passages, moved_at in execute(connection, _PASSAGES(each.schema))[0]:
                     moved[each.name, topic, group] = passages, moved_at
+                for group, topic, owner in execute(connection, _OWNERS(each.schema))[0]:
+                    owners[each.name, topic, group] = owner
         lags: dict[tuple[str, str, str | None], list[GroupLag]] = defaultdict(list)
         for lag in (lag for topic in overview.topics for lag in topic.groups):
             lags[lag.database, topic_of(lag.topic), lag.group].append(lag)
@@ -303,10 +329,13 @@ class Groups(HealthViews):
                 passages, moved_at = moved.get(key, (0, None))
                 waits = [each.oldest_lag for each in of_sources if each.oldest_lag is not None]
                 behind = [each.lag for each in of_sources if each.lag is not None]
+                etas = [each.eta for each in of_sources if each.lag]
                 row = GroupRow(
                     **dataclasses.asdict(control),
                     lag=sum(behind) if len(behind) == len(of_sources) else None,
                     oldest_lag=max(waits, default=None),
+                    owner=owners.get(key),
+                    eta=None if None in etas else max(filter(None, etas), default=None),
                     failed=sum(each.failed for each in of_sources),
                     parked=sum(each.parked for each in of_sources),
                     workers=consuming.get(key, 0),
@@ -481,7 +510,9 @@ class Groups(HealthViews):
         topic = topic_of(topic)
         with producer.read_only() as connection:
             if isinstance(start, dt.timedelta):
-                start = execute(connection, NOW)[0][0][0] - start
+                now: dt.datetime = execute(connection, NOW)[0][0][0]
+                midnight = now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+                start = (midnight if to in _DAYS else now) - start
             starts = start_positions(None, connection, producer.schema, topic, start)
         return _Plan(act, consumer, producer, group, topic, feed, starts)
 
@@ -525,8 +556,10 @@ class Groups(HealthViews):
 
 
 def _start_of(to: Start | str) -> Start | dt.timedelta:
-    """Return where a group is to go on, or how long ago that is."""
+    """Return where a group is to go on, or how long ago that is; of a day how long before this one it began."""
     if isinstance(to, str):
+        if to in _DAYS:
+            return _DAYS[to]
         return dt.timedelta(seconds=min(seconds_of(to), _OLDEST)) if DURATION.fullmatch(to) else start_from_text(to)
     if not is_start(to):
         raise InvalidRequest(f"to = {to!r} must be {STARTS}", field="to")

@@ -499,6 +499,14 @@ class BulkOutcome:
     errors: dict[str, int]
     unreached: list[str]
 
+    def verdict_of(self, job: BulkJob) -> str:
+        """Return how a bulk job is to be taken: its state, or what became of its messages once it was done."""
+        if job.finished_at is None or job.cancelled_at is not None:
+            return job.state
+        if self.errors:
+            return "unhealed"
+        return "unsettled" if {"pending", MessageFate.UNCONSUMED} & self.counts.keys() else job.state
+
 
 @dataclass(frozen=True, slots=True)
 class BulkItemFilter:

@@ -42,6 +42,7 @@ VALUES = {
     "command": ID,
     "act": "pause",
     "session": "6564f1a2.1267",
+    "rule": "group.lag",
     "fingerprint": "0123456789abcdef",
     "action": "resend",
     "name": "x.css",

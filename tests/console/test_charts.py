@@ -82,3 +82,9 @@ def test_columns_to_point_at_cover_the_chart() -> None:
     hits = drawn(series(1, 2, 3, 4)).hits
     assert [(hit.x, hit.width) for hit in hits] == [(0, 25), (25, 25), (50, 25), (75, 25)]
     assert hits[0].title.startswith("24 May 12:00")
+
+
+def test_a_column_leads_to_the_messages_of_its_time() -> None:
+    """From the value before it to its own."""
+    chart = drawn(series(1, 2, minutes=5))
+    assert chart.hits[1].query == {"since": NOON.isoformat(), "until": (NOON + dt.timedelta(minutes=5)).isoformat()}

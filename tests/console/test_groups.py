@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
+from outbox.acts.changes import FEW
 from outbox.testing import drain
 from tests.console.test_pages_look import well_made
 from tests.console.visitor import Visitor
-from tests.console.web import Http, Shop
+from tests.console.web import TOPIC, Http, Shop
 
 WHY = {"reason": "the handler was wrong"}
 WHILE = {"reason": "the provider moves"}
@@ -75,24 +76,56 @@ def test_the_pages(acting: Http, shop: Shop) -> None:
     well_made(page)
     page = visitor.go(page.link("Reset…"))
     well_made(page)
-    page = visitor.send(page.form("/reset_group"), to="monday")
-    assert (page.status, "must be 'first' or 'now'" in page.text) == (422, True)
-    page = visitor.send(page.form("/reset_group"), to="3d")
-    well_made(page)
-    assert "Messages 5" in page.text
-    untyped = visitor.send(page.form("/reset_group"), reason="the handler was wrong")
-    assert (untyped.status, f"type {row.group!r}" in untyped.text) == (422, True)
-    page = visitor.send(untyped.form("/reset_group"), reason="the handler was wrong", typed=row.group)
+    # What the first moment would do is there at once; of few messages no name has to be typed.
+    assert ("Messages 5" in page.text, "To yesterday" in page.text, " to go on" in page.text) == (True, True, False)
+    assert "Messages 5" in visitor.go(page.link("the beginning")).text
+    picked = visitor.go(f"acts/reset_group?{where}&to=first&moment=2020-01-01T12:00")
+    assert "To 2020-01-01T12:00Z" in picked.text
+    bare = visitor.go(f"acts/reset_group?{where}")
+    bare = visitor.send(bare.form("/reset_group"), to="monday")
+    assert (bare.status, "must be 'first' or 'now'" in bare.text) == (422, True)
+    unsaid = visitor.send(page.form("/reset_group"))
+    assert (unsaid.status, "Messages 5" in unsaid.text) == (422, True)
+    page = visitor.send(unsaid.form("/reset_group"), reason="the handler was wrong")
     assert "Reset: the group reads on from there." in page.text
-    assert "1 time" in page.text
+    assert "moved 1 time" in page.text
     page = visitor.go(f"acts/skip_group?{where}&to=now")
-    page = visitor.send(page.form("/skip_group"), reason="none of it is needed", typed=row.group)
+    page = visitor.send(page.form("/skip_group"), reason="none of it is needed")
     assert "Skipped: the group reads on from there." in page.text
     assert "There is nothing to do" in visitor.go(f"acts/skip_group?{where}&to=now").text
     page = visitor.go(f"acts/delete_group?{where}")
     well_made(page)
-    page = visitor.send(page.form("/delete_group"), reason="it is gone", typed=row.group)
+    page = visitor.send(page.form("/delete_group"), reason="it is gone")
     assert "No group has read anything" in page.text
+
+
+def test_what_reaches_many_has_its_name_typed(acting: Http, shop: Shop) -> None:
+    """A reset over more than 100 messages asks for the group's name; without it nothing is done."""
+    shop.orders(*range(FEW + 1))
+    shop.drain()
+    visitor = Visitor(acting).as_role("admin")
+    (row,) = (each for each in shop.outbox.operator.groups() if each.topic == TOPIC)
+    page = visitor.go(visitor.go("groups").link("Reset…"))
+    untyped = visitor.send(page.form("/reset_group"), reason="the handler was wrong")
+    assert (untyped.status, f"type {row.group!r}" in untyped.text) == (422, True)
+    (still,) = (each for each in shop.outbox.operator.groups() if each.topic == TOPIC)
+    assert still.passages == row.passages
+    page = visitor.send(untyped.form("/reset_group"), reason="the handler was wrong", typed=row.group)
+    assert "Reset: the group reads on from there." in page.text
+    shop.drain()
+    page = visitor.go(f"acts/delete_group?group={row.group}&topic={row.topic}")
+    visitor.send(page.form("/delete_group"), reason="it begins anew", typed=row.group)
+
+
+def test_the_owner_stands_beside_the_group(acting: Http, shop: Shop) -> None:
+    """The one that the newest note about its dead letters names."""
+    shop.parked(1)
+    (dead,) = acting.get("/dead/groups").json()
+    for owner in ("sales", "payments"):
+        acting.post(f"/dead/groups/{dead['fingerprint']}/note", {"owner": owner})
+    (row,) = (each for each in acting.get("/groups").json()["items"] if each["topic"] == dead["topic"])
+    assert row["owner"] == "payments"
+    assert "payments" in Visitor(acting).go("groups").text
 
 
 def test_a_topic_with_slashes_and_dots(acting: Http, visitor: Visitor, shop: Shop) -> None:

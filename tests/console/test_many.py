@@ -78,7 +78,10 @@ def test_what_is_left_out_is_counted_and_is_on_further_pages(http: Http) -> None
     assert overview["left_out"]["topics"] == TOPICS - len(overview["topics"])
     assert overview["left_out"]["findings"] > TOPICS
     assert (overview["tiles"]["dead"], overview["tiles"]["undecided"]) == (TOPICS, TOPICS)
-    assert f"{TOPICS - 200:,} more topics" in http.ask("GET", "/").text
+    shown = http.ask("GET", "/").text
+    assert f"50 of {TOPICS:,} topics and groups" in shown
+    assert shown.count('<th scope="row"') == 50
+    assert "t01200" in http.ask("GET", "/", params={"q": "T01200"}).text
     first = http.get("/topics", params={"page_size": 500}).json()
     rest = http.get("/topics", params={"page_size": 500, "page_token": first["next_page_token"]}).json()
     names = [row["topic"] for page in (first, rest) for row in page["items"]]

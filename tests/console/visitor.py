@@ -73,7 +73,7 @@ class Page(HTMLParser):
             self._open.append(tag)
         if tag == "a":
             self._link = (values.get("href", ""), len(self._words))
-        elif tag == "tr":
+        elif tag == "tr" or "data-row" in values:
             self._row = len(self._words)
         elif tag == "form":
             self.forms.append(Form(values.get("action", ""), values.get("method", "get"), values.get("id")))
@@ -110,8 +110,9 @@ class Page(HTMLParser):
         if tag == "a" and self._link:
             href, begin = self._link
             self.links.append((href, " ".join(" ".join(self._words[begin:]).split())))
-        elif tag == "tr" and self._row is not None:
+        elif tag in {"tr", "li"} and self._row is not None:
             self.rows.append(" ".join(" ".join(self._words[self._row :]).split()))
+            self._row = None
         elif tag == "textarea" and self._area:
             owner, _, begin = self._area
             owner.fields[-1] = (owner.fields[-1][0], "".join(self._words[begin:]))

@@ -92,7 +92,7 @@ def test_findings_as_json(engine: Engine, outbox: Outbox) -> None:
     assert set(shown) == {"database", "schema", "at", "healthy", "findings", "inspections"}
     assert shown["healthy"] is False
     (parked,) = (each for each in shown["findings"] if each["code"] == "half.parked")
-    assert set(parked) == {"code", "severity", "sentence", "mend", "details", "page", "query"}
+    assert set(parked) == {"code", "severity", "sentence", "mend", "details", "page", "query", "database", "silenced"}
     assert parked["severity"] == "problem"
     assert parked["details"] == {"topic": "payments", "halves": 1, "half_id": str(half_id),
                                  "age": parked["details"]["age"]}  # fmt: skip

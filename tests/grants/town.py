@@ -628,7 +628,7 @@ def look(town: Town) -> None:
 
 
 def order(part: Part) -> Callable[[Town], None]:
-    """Return what orders a bulk job, cancels it, shows a body unmasked, writes notes, and answers a saga."""
+    """Return what orders a bulk job, shows a body unmasked, writes notes, silences a rule, and answers a saga."""
 
     def act(town: Town) -> None:
         (parked,), (sent,) = town.parked(), town.dispatched()
@@ -641,6 +641,8 @@ def order(part: Part) -> Callable[[Town], None]:
         for group in operator.dead_groups(limit=1) if part == "consumer" else ():
             for note in ("first", "second", ""):
                 operator.note(group.fingerprint, by="ada", note=note)
+        operator.silence("group.lag", 60, by="ada", why="why")
+        operator.lift_silence("group.lag", by="ada")
         if part == "consumer":
             operator.set_rate("g", "5/s", by="ada")
             operator.pause_group("g", by="ada", why="why")

@@ -47,7 +47,7 @@ BY_HAND = {
     "operator/look/message_sql.py: consumed left_out": "what all groups have, or don't want",
     "operator/look/message_sql.py: recalled scheduled": "what one table has",
     "operator/look/message.py: consumed discarded expired left_out quarantined": "in which order they are shown",
-    "acts/whole_acts.py: done refused": "what an operator answers",
+    "acts/forms.py: done refused": "what an operator answers",
     "acts/changes.py: committed scheduled": "the declaration itself",
     "acts/changes.py: rolled_back undecided": "the declaration itself",
     "reconcile/tables.py: recalled rolled_back": "the declaration itself",

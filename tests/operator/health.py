@@ -120,3 +120,16 @@ def sample(engine: Engine, at: dt.datetime, topics: Mapping[str, Any], groups: M
     stats = json.dumps({"at": at.isoformat(), "topics": topics, "groups": groups or {}})
     statement = "INSERT INTO outbox.stats_sample (sampled_at, stats) VALUES (:at, CAST(:stats AS jsonb))"
     sql(engine, statement, at=at, stats=stats)
+
+
+def run(engine: Engine, age: str = "1 hour", **values: object) -> None:
+    """Write that group mail was reconciled with topic paid."""
+    columns = {"counts": None, "error": None, "applied": False} | values
+    sql(
+        engine,
+        "INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, finished_at, counts, "
+        "error, applied) VALUES (gen_random_uuid(), gen_random_uuid(), 'paid', 'mail', now() - CAST(:age AS interval), "
+        "now(), CAST(:counts AS jsonb), :error, :applied)",
+        age=age,
+        **columns,
+    )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from typer.main import get_command
 
 import outbox
 from outbox.acts import whole_acts as rows
-from outbox.acts.changes import STATES, Act, Target
+from outbox.acts.changes import FEW, STATES, Act, Target
 from outbox.acts.messages import ACTS, act_named, acts_for
 from outbox.acts.whole_acts import AUDITED, WHOLE_ACTS, WholeAct, form_of
 from outbox.cli import app
@@ -73,6 +73,8 @@ def test_a_row_of_what_is_no_message(act: WholeAct) -> None:
     values = {field.name: field.name for field in fields(form_of(act))}
     assert act.names[0] in act.named(values)
     assert bool(act.to_type(values)) == (act.grave and not act.names[0].endswith(("_id", "command")))
+    assert act.to_type(values, SimpleNamespace(reach=FEW)) == ""
+    assert act.to_type(values, SimpleNamespace(reach=FEW + 1)) == act.to_type(values)
     endpoints, shown = (
         {
             (route.path, method)

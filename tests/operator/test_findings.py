@@ -20,6 +20,7 @@ from tests.operator.health import (
     handler,
     overview_of,
     report,
+    run,
     sample,
     send,
     sql,
@@ -35,19 +36,6 @@ def prepare(engine: Engine, topic: str = "paid") -> UUID:
     """Prepare a half that is an orphan at once."""
     with engine.begin() as connection:
         return Outbox(engine, settings=PREPARED).prepare(connection, topic, "body")
-
-
-def run(engine: Engine, age: str = "1 hour", **values: object) -> None:
-    """Write that group mail was reconciled with topic paid."""
-    columns = {"counts": None, "error": None, "applied": False} | values
-    sql(
-        engine,
-        "INSERT INTO outbox.reconciliation_run (id, job_id, topic, consumer_group, started_at, finished_at, counts, "
-        "error, applied) VALUES (gen_random_uuid(), gen_random_uuid(), 'paid', 'mail', now() - CAST(:age AS interval), "
-        "now(), CAST(:counts AS jsonb), :error, :applied)",
-        age=age,
-        **columns,
-    )
 
 
 def test_all_is_well(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from outbox import Outbox, Settings, __version__
 from outbox.consumer.meter import BOUNDS
 from outbox.operator.databases import Database, Databases
 from outbox.operator.health.overview import HealthViews
-from outbox.operator.health.rules import Subject, address
+from outbox.operator.health.subject import Subject, address
 from tests.operator.health import handler, hold_back, open_databases, report, send, sql
 
 

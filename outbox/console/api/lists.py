@@ -166,6 +166,7 @@ KEYS: Mapping[str, Callable[[Any], tuple[object, ...]]] = {
     "handlers": lambda row: (row.kind, row.topic, row.group or "", row.name, row.database),
     "workers": lambda row: (not row.alive, row.name, row.id),
     "producers": lambda row: (row.producer_group, not row.active, row.name, row.id),
+    "silences": lambda row: (row.begins_at, row.rule, row.id, row.database),
     "locks": lambda row: (row.lock, row.session, row.database),
     "cron_schedules": lambda row: (row.name, row.database),
     "topic_pauses": lambda row: (row.topic, row.database),
@@ -234,7 +235,7 @@ def _add_call(call: str, tag: str, path: str = "", of: str = "operator") -> None
     )
 
 
-for _call in ("handlers", "workers", "producers", "locks", "system"):
+for _call in ("handlers", "workers", "producers", "silences", "locks", "system"):
     _add_call(_call, "state")
 _add_call("groups", "groups")
 _add_call("topic_pauses", "topics", "/topics/paused")

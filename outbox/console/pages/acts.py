@@ -297,12 +297,14 @@ def bulk_job(view: View, bulk_job_id: UUID) -> Response:
     """Show a bulk job, and what became of its items."""
     job = view.operator.bulk_job(bulk_job_id)
     items = Listing(view, model.BulkItemFilter, partial(view.operator.bulk_items, job.id))
+    outcome = view.operator.bulk_outcome(job.id)
     return view.page(
         "bulk_job.html",
         bulk_job=job,
         list=items,
         states=list(model.BulkItemState),
-        outcome=view.operator.bulk_outcome(job.id),
+        outcome=outcome,
+        verdict=outcome.verdict_of(job),
         may_cancel=job.finished_at is None and view.context.may(CANCEL),
     )
 
@@ -472,7 +474,7 @@ class ActQuestion:
     @property
     def to_type(self) -> str:
         """What has to be typed to go on."""
-        return self.act.to_type(self.texts) if self.complete and not self.first else ""
+        return self.act.to_type(self.texts, self.preview) if self.complete and not self.first else ""
 
     @property
     def back(self) -> list[str]:
@@ -493,7 +495,11 @@ def _add(act: WholeAct) -> None:
 
     def confirm(view: View) -> Response:
         pairs = pairs_of(view.request.url.query)
-        return _ask_whole(view, act, pairs, {each for each, _ in pairs})
+        if moment := dict(pairs).get("moment"):
+            pairs = [pair for pair in pairs if pair[0] not in {"to", "moment"}] + [("to", f"{moment}Z")]
+        # A moment can be picked again, and what goes with it.
+        again = names_of(act.fields) if act.moments else set()
+        return _ask_whole(view, act, pairs, {each for each, _ in pairs} - again)
 
     def confirm_by_form(view: View, pairs: FormPairs) -> Response:
         return _ask_whole(view, act, pairs, {each for each, _ in pairs})
@@ -502,8 +508,8 @@ def _add(act: WholeAct) -> None:
         order, part = read(ActForm, pairs), getattr(view.context, act.of)
         try:
             values = asdict(read(form_of(act), pairs))
-            if order.typed != act.to_type(values):
-                raise InvalidRequest(f"nothing was done: to go on, type {act.to_type(values)!r}", "typed")
+            if (missing := act.left_to_type(part, values, order.typed)) is not None:
+                raise InvalidRequest(f"nothing was done: to go on, type {missing!r}", "typed")
             if "idempotency_key" in act.taken(part, act.method or act.name):
                 values["idempotency_key"] = order.key and f"{view.context.principal.id}:{order.key}"
             done = act.perform(part, values, by=view.context.actor, why=order.reason)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode
@@ -23,8 +22,8 @@ from outbox.flow.views import FlowFilter
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import MOST_ROWS
-from outbox.operator.look.paging import listed
-from outbox.operator.model import MAX_PAGE, NUMBERED_ROWS, MessageView, Page, PageRequest
+from outbox.operator.look.paging import listed, numbers_near
+from outbox.operator.model import MAX_PAGE, MessageView, Page, PageRequest
 from outbox.operator.operator import Operator
 from outbox.reader import Reader, grouped, option, shape_of
 from outbox.reconcile.record.orders import ReconciliationOrders, RunOrder
@@ -46,9 +45,9 @@ PERIODS = {
 #: How many pages one can go back.
 _TRAIL = 20
 _MOST_FIELDS = 200
-#: So many numbers of pages are shown on either side of the page that is shown.
-_NEAR = 2
 _FIRST = "first"
+#: So many runs of a pair tell how it went over the nights.
+_NIGHTS = 30
 #: The most groups of dead letters on the page.
 MOST_GROUPS = 200
 
@@ -167,7 +166,7 @@ class Listing(Generic[F, T]):
             """Return the URL of the page of a number."""
             return to([*shown, ("page", str(page))] if page > 1 else shown)
 
-        numbers = [] if paging.after else _numbers(paging, self.page)
+        numbers = [] if paging.after else numbers_near(paging.page, paging.size, self.page.total)
         #: The pages that can be gone to by their numbers, None in place of those that are left out.
         self.numbers: list[tuple[int, str] | None] = [
             None if each is None else (each, numbered(each)) for each in numbers
@@ -186,19 +185,6 @@ class Listing(Generic[F, T]):
         return 422 if self.fault else 200
 
 
-def _numbers(paging: Paging, page: Page[Any]) -> list[int | None]:
-    """Return which numbers of pages are shown: the first, those around the page that is shown, and the last."""
-    rows = min(page.total.value, NUMBERED_ROWS) if page.total else 0
-    last = min(-(-rows // paging.size), max(NUMBERED_ROWS // paging.size, 1))
-    if last < 2:
-        return []
-    near = [each for each in range(1, last + 1) if each in {1, last} or abs(each - paging.page) <= _NEAR]
-    found: list[int | None] = []
-    for before, each in itertools.pairwise([0, *near]):
-        found += [None, each] if each > before + 1 else [each]
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Unfiltered:
     """The filter of a list that has none."""
@@ -212,18 +198,20 @@ def listing_of(view: PageView, call: str, rows: Sequence[T], unreached: Collecti
 router: APIRouter = APIRouter(include_in_schema=False)
 
 
-def _add_list(call: str, tabs: Collection[str] = (), **shown: Any) -> None:
-    """Add the page of a list that the operator's call returns; its template gets what else is ``shown``."""
+def _add_list(call: str, tabs: Collection[str] = (), *, further: str = "", **shown: Any) -> None:
+    """Add the page of a list that a call returns, with what else is ``shown``, and the call ``further`` on its rows."""
     kind = types_of(call)["criteria"]
 
     def show(view: View) -> Response:
         found: Listing[Any, Any] = Listing(view, kind, getattr(view.operator, call), tabs=tabs)
-        return view.page(f"{call}.html", found.status, list=found, **shown)
+        more = {further: getattr(view.operator, further)(found.page.items)} if further else {}
+        more |= {"suggested": view.operator.names()} if "topic" in names_of(kind) else {}
+        return view.page(f"{call}.html", found.status, list=found, **shown, **more)
 
     router.add_api_route(f"/{call.replace('_', '-')}", show)
 
 
-_add_list("messages", statuses=[*MessageStatus, *model.MessageFate], periods=PERIODS)
+_add_list("messages", further="fates_of", statuses=[*MessageStatus, *model.MessageFate], periods=PERIODS)
 _add_list("halves", statuses=list(model.HalfStatus))
 _add_list("scheduled", tabs={"recalled"})
 _add_list("inbox", statuses=list(Status), periods=PERIODS)
@@ -287,18 +275,18 @@ def handlers(view: View) -> Response:
     return view.page("handlers.html", found.status, list=found, most=MOST_ROWS, **shown)
 
 
-@router.get("/cron")
-def cron(view: View) -> Response:
-    """Show the schedules of applications."""
-    found = listing_of(view, "cron_schedules", *of_each(view.operator, Operator.cron_schedules))
-    return view.page("cron.html", found.status, list=found)
+def _add_rows(path: str, call: Callable[[Operator], Iterable[Any]]) -> None:
+    """Add the page of all rows that an operator's call returns, of each database."""
+
+    def show(view: View) -> Response:
+        found = listing_of(view, call.__name__, *of_each(view.operator, call))
+        return view.page(f"{path}.html", found.status, list=found)
+
+    router.add_api_route(f"/{path}", show)
 
 
-@router.get("/locks")
-def locks(view: View) -> Response:
-    """Show the holders of the locks of dispatch and of groups' queues."""
-    found = listing_of(view, "locks", *of_each(view.operator, Operator.locks))
-    return view.page("locks.html", found.status, list=found)
+_add_rows("cron", Operator.cron_schedules)
+_add_rows("locks", Operator.locks)
 
 
 @router.get("/system")
@@ -326,21 +314,8 @@ def jump(view: View, q: str = "") -> Response:
 
 reconciliations: APIRouter = APIRouter(prefix="/reconciliations", include_in_schema=False)
 
-#: What a finding's facts are called, on the side that has them.
-_NAMES = {
-    "state": "State",
-    "sends": "Sends",
-    "queue": "Queue",
-    "position": "Position",
-    "at": "Since",
-    "compensated": "Compensated",
-    "torn": "Torn",
-    "status": "Status",
-    "attempts": "Attempts",
-    "received_at": "Received",
-    "changed_at": "Changed",
-    "effects": "Rows in the business table",
-}
+#: What a finding's facts are called, on the side that has them, where that isn't their name.
+_NAMES = {"at": "Since", "effects": "Rows in the business table", "received_at": "Received", "changed_at": "Changed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +354,13 @@ def run(view: View, run_id: UUID) -> Response:
     reconciliations = view.context.reconciliations
     found = reconciliations.run(run_id)
     findings = Listing(view, FindingFilter, lambda criteria, page: reconciliations.findings(run_id, criteria, page))
-    return view.page("reconciliation_run.html", findings.status, view=found, run=found.run, list=findings)
+    of_pair = RunFilter(database=found.run.database, topic=found.run.topic, group=found.run.group)
+    before = reconciliations.runs(of_pair, PageRequest(size=_NIGHTS)).items
+    # As far as this run, the oldest first.
+    nights = [each.differences or 0 for each in before if each.started_at <= found.run.started_at][::-1]
+    producers = view.operator.producers_of(found.run.topic)
+    shown = {"view": found, "run": found.run, "list": findings, "nights": nights, "producers": producers}
+    return view.page("reconciliation_run.html", findings.status, **shown)
 
 
 @reconciliations.get("/{run_id}/findings/{message_id}")
@@ -413,6 +394,6 @@ def _facts(found: FindingView, message: MessageView | None) -> tuple[list[Fact],
                 now |= {name: getattr(row, name) for name in ("status", "attempts", "received_at", "changed_at")}
 
     def facts(side: Mapping[str, Any]) -> list[Fact]:
-        return [Fact(_NAMES[name], value, now.get(name)) for name, value in side.items()]
+        return [Fact(_NAMES.get(name, name.capitalize()), value, now.get(name)) for name, value in side.items()]
 
     return facts(found.producer), facts(found.consumer)

@@ -9,21 +9,28 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fastapi import APIRouter, Response
 
+from outbox.console.pages.lists import Listing
 from outbox.console.pages.view import View, chip_of
-from outbox.operator.health.overview import shortened
+from outbox.operator.backlog import BacklogFilter, BacklogRow, backlogs
+from outbox.operator.health.attention import folded
+from outbox.operator.health.overview import MOST_ROWS
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.stats import WINDOWS, Series
-from outbox.operator.model import Conversation, ConversationMessage
+from outbox.operator.look.conversation import ConversationStep, steps_of
+from outbox.operator.look.paging import listed
+from outbox.operator.model import Conversation, Page, PageRequest
 
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
-_LABELS = 4
+_LABELS, _GROUPS_DRAWN = 4, 3
+#: The lists that have what a chart counts, by its time.
+LISTS = {"throughput": "messages", "decided": "messages", "dead": "inbox"}
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 
 
@@ -41,12 +48,12 @@ class Tile:
 
 TILES = (
     Tile("dead", "Dead letters", "dead", grave=True),
-    Tile("failed", "Waiting for a retry", "inbox", {"status": "failed"}),
-    Tile("lag", "Highest lag", "inbox"),
+    Tile("failed", "Retrying", "inbox", {"status": "failed"}),
+    Tile("lag", "Highest lag", "groups"),
     Tile("throughput", "Throughput", "messages", unit="/min"),
-    Tile("pending", "Not yet dispatched", "messages", {"status": "committed"}),
-    Tile("oldest_pending", "The oldest of them waits", "messages", {"status": "committed"}, unit="s"),
-    Tile("undecided", "Undecided halves", "halves"),
+    Tile("pending", "Undispatched", "messages", {"status": "committed"}),
+    Tile("oldest_pending", "Oldest waiting", "messages", {"status": "committed"}, unit="s"),
+    Tile("undecided", "Undecided", "halves"),
     Tile("scheduled", "Scheduled", "scheduled"),
 )
 
@@ -64,46 +71,42 @@ _TO_DO = {
 }
 #: What acts on that page heal; of all else the finding says what does.
 _HEALED_HERE = {"message.parked", "half.parked"}
-#: Under which of these names a finding says how long it has been so, in seconds.
-_AGES = ("age", "overdue", "oldest")
+#: So many findings are shown at once, so many topics and groups on a page of them; the others a click away.
+_AT_ONCE, ROWS_SHOWN = 4, 50
 
 router: APIRouter = APIRouter(include_in_schema=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """A finding as the overview shows it: ``age`` is how long (seconds) it has been so, ``to_do`` names its link."""
+def mends(finding: Diagnosis) -> list[str]:
+    """Return what mends a finding outside of the console, in steps or choices."""
+    return [] if finding.code in _HEALED_HERE else finding.mend.splitlines()
 
-    finding: Diagnosis
-    age: float | None
-    to_do: str
-    page: tuple[object, ...]
 
-    @property
-    def mend(self) -> list[str]:
-        """What mends it outside of the console, in steps or choices."""
-        return [] if self.finding.code in _HEALED_HERE else self.finding.mend.splitlines()
-
-    @classmethod
-    def of(cls, finding: Diagnosis) -> Attention:
-        """Return a finding with what an operator needs to act on it."""
-        age = next((finding.details[name] for name in _AGES if name in finding.details), None)
-        if finding.page:
-            return cls(finding, age, _TO_DO.get(finding.page, "See them"), (finding.page,))
-        if about := finding.details.get("message_id", finding.details.get("half_id")):
-            return cls(finding, age, "See it", ("messages", about))
-        return cls(finding, age, _TO_DO["system"], ("system",))
+def link_of(finding: Diagnosis) -> tuple[str, tuple[object, ...]]:
+    """Return what an operator can do about a finding, and on which page."""
+    if finding.page:
+        return _TO_DO.get(finding.page, "See them"), (finding.page,)
+    if about := finding.details.get("message_id", finding.details.get("half_id")):
+        return "See it", ("messages", about)
+    return _TO_DO["system"], ("system",)
 
 
 @router.get("/")
 def overview(view: View, window: str = "1h") -> Response:
     """Show the overview."""
-    everything = view.operator.overview(window)
-    found = shortened(everything)
-    shown: dict[str, Any] = {"charts": charts(found.series), "window": window, "windows": list(WINDOWS), "tiles": TILES}
-    shown["workers"] = everything.workers
-    attention = [Attention.of(finding) for finding in found.findings]
-    return view.page("overview.html", overview=found, attention=attention, **shown)
+    found = view.operator.overview(window, ROWS_SHOWN)
+
+    def fetch(criteria: BacklogFilter, page: PageRequest) -> Page[BacklogRow]:
+        return listed(backlogs(found, criteria), page, lambda row: row.order, found.unreachable)
+
+    rows: Listing[BacklogFilter, BacklogRow] = Listing(view, BacklogFilter, fetch, tabs={"window"})
+    everything = folded(found.findings[:MOST_ROWS])
+    loud, silenced = ([each for each in everything if bool(each.finding.silenced) is so] for so in (False, True))
+    shown: dict[str, Any] = {"attention": loud[:_AT_ONCE], "further": loud[_AT_ONCE:], "silenced": silenced}
+    shown |= {"left_out": len(found.findings) - MOST_ROWS, "charts": charts(found.series)}
+    always = {"tiles": TILES, "mends": mends, "link_of": link_of, "spark": spark, "LISTS": LISTS}
+    shown |= {"window": window, "windows": list(WINDOWS), **always}
+    return view.page("overview.html", rows.status, overview=found, list=rows, **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A column that shows the values at its time when it is pointed at."""
+    """A column that shows the values at its time when it is pointed at, and leads to the messages of that time."""
 
     x: float
     width: float
     title: str
+    query: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,11 @@ class Chart:
         return any(shape.last is not None for shape in self.shapes)
 
 
+def spark(values: Sequence[float | None]) -> str:
+    """Return values over time as a small line, with a gap where nothing is known."""
+    return _line(values, nice(max((each for each in values if each is not None), default=0)))[0]
+
+
 def charts(series: Sequence[Series]) -> list[Chart]:
     """Return the charts of the overview, as far as there is anything to draw."""
     by_name = {one.name: one for one in series}
@@ -155,18 +164,18 @@ def charts(series: Sequence[Series]) -> list[Chart]:
     # The worst first, as they stand now.
     lags = sorted((one for one in series if one.name.startswith("lag/")), key=lambda one: -(_last(one.values) or 0))
     groups = []
-    for one in lags[:COLOURS]:
+    for one in lags[:_GROUPS_DRAWN]:
         _, topic, group = one.name.split("/", 2)
         groups.append(replace(one, name=f"{group} of {topic}"))
-    in_inboxes = named(failed="waiting for a retry", dead="dead letters")
+    in_inboxes = named(failed="retrying", dead="parked")
     decided = named(committed="committed", rolled_back="rolled back", checks="checks")
-    at_producer = named(backlog="not yet dispatched", undecided="undecided")
+    at_producer = named(backlog="undispatched", undecided="undecided")
     drawn = (
         draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed")),
+        draw("lag", "Lag by group", groups),
+        draw("dead", "Failed and parked", in_inboxes, colours=(3, 4)),
         draw("backlog", "Waiting at the producer", at_producer, colours=(1, 5)),
-        draw("decided", "Halves decided, and checks, a minute", decided, colours=(2, 4, 5)),
-        draw("lag", "Lag of the groups", groups),
-        draw("dead", "Trouble in the inboxes", in_inboxes, colours=(3, 4)),
+        draw("decided", "Decisions and checks a minute", decided, colours=(2, 4, 5)),
     )
     return [chart for chart in drawn if chart is not None]
 
@@ -236,7 +245,9 @@ def _hit(index: int, series: Sequence[Series], time: dt.datetime, column: Sequen
         f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
         for one, value in zip(series, column, strict=True)
     )
-    return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]))
+    step = series[0].times[1] - series[0].times[0] if len(series[0].times) > 1 else dt.timedelta(minutes=1)
+    query = {"since": (time - step).isoformat(), "until": time.isoformat()}
+    return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]), query)
 
 
 def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:
@@ -267,19 +278,9 @@ class Lifeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One arrow: a message to a group, or to none that is known so far; or the compensation of its sender.
+class Arrow(ConversationStep):
+    """A step of a conversation, drawn: ``x`` and ``to`` are where the arrow begins and ends."""
 
-    ``status`` is what became of the message there, or "compensated"; ``at`` when. ``target`` is None where no group is
-    known, and of a compensation. ``x`` and ``to`` are where the arrow begins and ends.
-    """
-
-    message: ConversationMessage
-    source: str
-    target: str | None
-    status: str
-    at: dt.datetime
-    error: str | None = None
     x: int = 0
     to: int = 0
     y: int = 0
@@ -315,42 +316,21 @@ class Diagram:
     """The picture of a conversation: ``lifelines`` in the order in which they come in, ``steps`` in that of time."""
 
     def __init__(self, conversation: Conversation) -> None:
-        steps = _in_order(conversation.messages)
+        steps = steps_of(conversation.messages)
         names = dict.fromkeys(name for step in steps for name in (step.source, step.target) if name is not None)
         self.lifelines: list[Lifeline] = [
             Lifeline(name, _short(name, _NAME), _MARGIN + number * _COLUMN) for number, name in enumerate(names)
         ]
         x_of = {line.name: line.x for line in self.lifelines}
-        self.steps: list[Step] = []
+        self.steps: list[Arrow] = []
         for number, step in enumerate(steps):
             x = x_of[step.source]
             nowhere = x if step.status == "compensated" else x + _COLUMN // 2
             to = nowhere if step.target is None else x_of[step.target]
-            self.steps.append(replace(step, x=x, to=to, y=_TOP + (number + 1) * _ROW))
+            facts = {each.name: getattr(step, each.name) for each in fields(step)}
+            self.steps.append(Arrow(**facts, x=x, to=to, y=_TOP + (number + 1) * _ROW))
         self.width: int = 2 * _MARGIN + max(len(names) - 1, 0) * _COLUMN + _COLUMN // 2
         self.height: int = _TOP + (len(steps) + 1) * _ROW
-
-
-def _in_order(messages: list[ConversationMessage]) -> list[Step]:
-    """Return the steps: messages in their order, each compensation after all that was sent before it."""
-    steps = [step for message in messages for step in _sends(message)]
-    for message in messages:
-        if message.compensated_at is not None:
-            undone = Step(message, message.sender, None, "compensated", message.compensated_at)
-            before = [
-                number
-                for number, step in enumerate(steps)
-                if step.message is message or step.message.born_at <= message.compensated_at
-            ]
-            steps.insert(before[-1] + 1, undone)
-    return steps
-
-
-def _sends(message: ConversationMessage) -> Iterator[Step]:
-    for each in message.receipts:
-        yield Step(message, message.sender, each.group, each.status, each.changed_at, each.error)
-    if not message.receipts:
-        yield Step(message, message.sender, None, message.status, message.born_at)
 
 
 def _short(text: str, most: int) -> str:

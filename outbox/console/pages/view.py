@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.acts.messages import ACTS, acts_for
@@ -108,6 +110,8 @@ _CHIPS = {
     "running": Chip("play", "info", "running", "workers are at it"),
     "done": Chip("check", "good", "done", "all of it was done"),
     "partly": Chip("half", "warn", "partly", "some items were skipped or failed"),
+    "unhealed": Chip("alert", "bad", "failed again", "it was done, and some messages failed or are parked again"),
+    "unsettled": Chip("hourglass", "info", "waiting", "it was done, and some messages wait for a worker"),
     "cancelled": Chip("x", "", "cancelled", "its open items were not done"),
     "pending": Chip("hourglass", "info", "pending", "a worker will come to it"),
     "skipped": Chip("dash", "warn", "skipped", "it couldn't be done any more"),
@@ -120,6 +124,7 @@ _CHIPS = {
     "comparing": Chip("play", "info", "running", "it compares, or repairs, at this moment"),
     # A group.
     "paused": Chip("hourglass", "warn", "paused", "an operator has paused it: workers begin nothing of it"),
+    "unattended": Chip("stop", "bad", "no worker", "it has messages to consume, and no living worker consumes for it"),
     "open": Chip("stop", "bad", "breaker open", "everything failed lately: nothing is tried until the next trial"),
     "half_open": Chip("half", "warn", "half open", "its breaker is open, and one message is tried, or about to be"),
     # A saga's flow and its commands.
@@ -327,8 +332,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (day, iso, utc, ago, number, amount, many, elapsed, short, text, sentence, key_text, columns)
-    environment.filters |= {each.__name__: each for each in filters}
+    texts = (breaking, prose, facts, short, text, sentence, key_text, columns)
+    numbers = (day, iso, utc, ago, number, amount, many, elapsed)
+    environment.filters |= {each.__name__: each for each in (*texts, *numbers)}
     environment.globals |= {
         "NAVIGATION": NAVIGATION,
         "ACTS": ACTS,
@@ -382,7 +388,7 @@ def number(value: float | None) -> str:
     if value == int(value):
         return f"{int(value):,}"
     if abs(value) >= 1:
-        return f"{value:,.1f}"
+        return f"{value:,.{0 if abs(value) >= 100 else 1}f}"
     return f"{value:.3f}".rstrip("0") if abs(value) >= 0.001 else "< 0.001"
 
 
@@ -407,6 +413,11 @@ def short(identifier: object) -> str:
     return f"{name[:8]}…{name[-8:]}" if len(name) > 20 else name
 
 
+def breaking(name: str) -> Markup:
+    """Return a name that may break after its dots, dashes, bars and underscores, and nowhere inside a word."""
+    return Markup("<wbr>").join(re.findall(r"[^._|/:-]*[._|/:-]+|[^._|/:-]+", plain(name)))
+
+
 def text(value: Any) -> str:
     """Return a value from a JSON column as a text."""
     if value is None:
@@ -420,9 +431,24 @@ def text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what came of an act by its names; what the called function returned, such as an amount, comes first."""
+    returned = result.get("returned")
+    first = dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"returned": returned}
+    rest = {name: value for name, value in result.items() if name not in {"returned", "bulk_job", "did"}}
+    known = {name.replace("_", " "): text(value) for name, value in (first | rest).items()}
+    return [(name, value) for name, value in known.items() if value]
+
+
 def columns(row: Any) -> list[str]:
     """Return the names of what a row of a preview has."""
     return [each.name for each in fields(row)]
+
+
+def prose(clause: str) -> Markup:
+    """Return a clause as a sentence; what stands between backticks is code."""
+    parts = sentence(plain(clause)).split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(each) if n % 2 else each for n, each in enumerate(parts))
 
 
 def sentence(clause: str) -> str:

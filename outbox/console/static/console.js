@@ -89,7 +89,7 @@
     refreshedAt = Date.now();
     for (const region of all("[data-live]")) {
       // Details that the user has opened stay as they are.
-      if (one("details[open]", region) && !byHand) continue;
+      if (one("details[open], :popover-open", region) && !byHand) continue;
       if (!one(":scope.htmx-request", region.parentNode)) window.htmx?.trigger(region, "refresh");
     }
   };
@@ -155,23 +155,44 @@
   document.addEventListener("htmx:error", (event) => {
     if (event.detail.ctx?.sourceElement?.matches?.("[data-live]")) { notBefore = Date.now() + 10000; stale(true); }
   });
+  // --- a question in the dialog: what is wrong with it stays there, what was done leads on to its page ---------------
+  const ask = () => {
+    dialog().setAttribute("aria-labelledby", "ask-title");
+    // A menu closes under the dialog: the focus comes back to its button.
+    const sheet = document.activeElement?.closest(".sheet");
+    if (sheet) one(`[popovertarget="${sheet.id}"]`)?.focus();
+    if (!dialog().open) dialog().showModal();
+    (one("[autofocus]", dialog()) || one("button, a, input", dialog()))?.focus();
+    say(one("[role=alert]", dialog())?.textContent.trim() || "");
+  };
+  const load = async (url, options = {}) => {
+    const answer = await fetch(url, options);
+    const next = one("#ask", new DOMParser().parseFromString(await answer.text(), "text/html"));
+    if (answer.redirected || !next) { location.assign(answer.url); return; }
+    dialog().replaceChildren(next);
+    ask();
+  };
+  const send = (form, by) => {
+    const [action, method] = ["action", "method"].map((name) => by?.getAttribute(`form${name}`) || form.getAttribute(name));
+    const fields = new URLSearchParams(new FormData(form, by));
+    return method === "get" ? load(`${action}?${fields}`) : load(action, { method, body: fields });
+  };
+  const unsent = (form) => {
+    if (!one(":scope > .unsent", form)) form.prepend(one("#unsent").content.cloneNode(true));
+    say(one(".unsent", form).textContent.trim());
+  };
+
   document.addEventListener("htmx:after:swap", (event) => {
-    const target = event.detail.ctx.target;
-    if (target === dialog()) {
-      target.setAttribute("aria-labelledby", "ask-title");
-      if (!target.open) target.showModal();
-      (one("[autofocus]", target) || one("button, a, input", target))?.focus();
-    }
     // A user that walks through the rows by keys goes on at the focus: the server doesn't know which row that was.
     const row = document.activeElement?.closest(".rows tbody tr");
-    if (row && !current()) (row.matches(".below") ? row.previousElementSibling : row).classList.add("at");
+    if (row && !current()) row.classList.add("at");
     showTimes();
     countChosen();
   });
 
   // --- rows by keyboard ----------------------------------------------------------------------------------------
   const step = (by) => {
-    const rows = all(".rows tbody tr:not(.below)");
+    const rows = all(".rows tbody tr");
     if (!rows.length) return;
     const at = rows.findIndex((row) => row.classList.contains("at"));
     const next = rows[Math.min(rows.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
@@ -221,6 +242,11 @@
       }
       lastBox = box;
     }
+    const link = at("[data-ask]");
+    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      load(link.href).catch(() => location.assign(link.href));
+    }
     if (at("[data-close]") && dialog()?.open) { event.preventDefault(); dialog().close(); }
     if (at("[data-clear]")) clearChosen();
     if (at("[data-theme-next]")) nextTheme();
@@ -240,10 +266,13 @@
   });
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    // A second click must not act twice. One that htmx sends comes back, and may be sent again.
-    if (form.method !== "post" || form.hasAttribute("hx-post") || event.defaultPrevented) return;
-    if (form.dataset.sent) event.preventDefault();
+    const asks = form.matches("dialog form, .bulk");
+    if (!asks && form.getAttribute("method") !== "post") return;
+    // A second click must not act twice.
+    if (asks || form.dataset.sent) event.preventDefault();
+    if (form.dataset.sent) return;
     form.dataset.sent = "yes";
+    if (asks) send(form, event.submitter).catch(() => unsent(form)).finally(() => { delete form.dataset.sent; });
   });
   // Back from the next page, forms can be sent again.
   window.addEventListener("pageshow", () => all("[data-sent]").forEach((form) => { delete form.dataset.sent; }));

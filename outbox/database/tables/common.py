@@ -168,6 +168,19 @@ def common_tables(schema: str = "outbox") -> MetaData:
             # Serves prune: workers that died.
             Index(None, "seen_at"),
         ],
+        # Rules of health that need no attention for a time: in which database, of which topic and group, where it says.
+        "silence": [
+            Column("id", BigInteger, Identity(always=True), primary_key=True),
+            Column("rule", Text, nullable=False),
+            Column("of_database", Text),
+            Column("topic", NAME),
+            Column("consumer_group", NAME),
+            Column("begins_at", TIME, nullable=False),
+            Column("ends_at", TIME, nullable=False),
+            Column("author", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            CheckConstraint("ends_at > begins_at", name="ends"),
+        ],
         # How things stood, once a minute; the charts of the console are made of it.
         "stats_sample": [Column("sampled_at", TIME, primary_key=True), Column("stats", JSONB, nullable=False)],
     }

@@ -13,7 +13,8 @@ from outbox.database.engines import PREPARE_AFTER, discard
 from outbox.database.execute import Row, Statement, driver_of, execute, is_lost
 from outbox.database.sql import plan_by_index, read_only
 from outbox.operator.health import sql
-from outbox.operator.health.rules import NotInspected, Subject
+from outbox.operator.health.rules import NotInspected
+from outbox.operator.health.subject import Subject
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table

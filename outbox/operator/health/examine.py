@@ -40,6 +40,7 @@ from outbox.operator.health.examination import Examination
 from outbox.operator.health.grants import ROLES, WHO, Read, granting, hidden, missing
 from outbox.operator.health.inspections import judging
 from outbox.operator.health.rules import Diagnosis, NotInspected, Severity, Thresholds
+from outbox.operator.health.silences import Silence, silenced, silences_in
 from outbox.settings import Settings
 from outbox.telemetry.events import InspectionFailed
 from outbox.telemetry.hooks import emit
@@ -164,8 +165,8 @@ class HealthReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether there is no problem; notes don't count."""
-        return all(finding.severity is not Severity.PROBLEM for finding in self.findings)
+        """Whether there is no problem; notes and what is silenced don't count."""
+        return all(finding.severity is not Severity.PROBLEM or finding.silenced for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +282,22 @@ def examine(
     try:
         at = examination.server.at
         results = [_inspect(examination, each, findings) for each in INSPECTIONS]
+        silences = _silences(examination)
     finally:
         discard(examination.connection)
+    findings = silenced(findings, silences)
     findings.sort(key=lambda finding: finding.severity is not Severity.PROBLEM)
     return HealthReport(database_address(engine.url), settings.schema, at, tuple(findings), tuple(results))
+
+
+def _silences(examination: Examination) -> list[Silence]:
+    """Return the silences that this database keeps; none where they can't be read."""
+    try:
+        examination.require(["common"])
+        with examination.read_only() as connection:
+            return silences_in(connection, examination.name, examination.settings.schema)
+    except (NotInspected, DBAPIError):  # the inspections say what can't be read, and all is told
+        return []
 
 
 def read_settings(schema: str | None = None) -> tuple[Settings, InvalidSettings | None]:

@@ -10,6 +10,7 @@ import dataclasses
 import datetime as dt
 import json
 from collections.abc import Callable, Collection, Iterator
+from decimal import Decimal
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -33,7 +34,8 @@ from outbox.text import at_most, counted, duration
 if TYPE_CHECKING:
     from outbox.operator.databases import Query
     from outbox.operator.health.examination import Examination
-    from outbox.operator.health.rules import Diagnosis, Subject
+    from outbox.operator.health.rules import Diagnosis
+    from outbox.operator.health.subject import Subject
 
 #: The oldest version of PostgreSQL that has what the statements need: xid8 and pg_current_snapshot() came with 13.
 OLDEST = 13
@@ -159,14 +161,19 @@ def checks(subject: Subject) -> Iterator[Diagnosis]:
 def reconciliations(subject: Subject) -> Iterator[Diagnosis]:
     """Did the last reconciliation of each group come to a result, and find no difference?"""
     declared = any(handler.kind == "reconciliation" for handler in merged(subject.workers))
-    for topic, group, ended, error, counts, applied, age, settled in subject.rows(sql.LAST_RUNS):
+    for topic, group, ended, error, counts, applied, unexplained, age, settled in subject.rows(sql.LAST_RUNS):
         details = {"topic": topic, "group": group, "age": age}
-        differences = sum(n for kind, n in json.loads(counts or "{}").items() if kind not in IN_ORDER)
+        found = {kind: n for kind, n in json.loads(counts or "{}").items() if kind not in IN_ORDER}
+        differences, unconsumed = sum(found.values()), found.get("unconsumed", 0)
         if ended and error:
             yield subject.finding("reconciliation.failed", details | {"error": error})
+        elif unconsumed and unconsumed == differences:
+            yield subject.finding("reconciliation.unconsumed", details | {"lag": unconsumed})
         elif differences:
             severity, repaired = (Severity.NOTE, ", and repaired what it could") if applied else (None, "")
-            details |= {"differences": differences, "applied": applied}
+            # The money that nothing explains, where a measure says it.
+            money = sum((abs(Decimal(each)) for each in json.loads(unexplained or "[]")), Decimal())
+            details |= {"differences": differences, "applied": applied} | ({"unexplained": str(money)} if money else {})
             yield subject.finding("reconciliation.differences", details, severity=severity, repaired=repaired)
         elif declared and (settled is None or settled > subject.thresholds.reconciled):
             since = "so far" if settled is None else f"for {duration(settled)}"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,11 @@ from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.migration import chain
 from outbox.errors import SchemaError
-from outbox.operator.databases import OverDatabases
-from outbox.operator.health import inspections, rules, sql, stats, workers
-from outbox.operator.health.rules import Diagnosis, Severity, Subject
+from outbox.operator.health import inspections, sql, stats, workers
+from outbox.operator.health.attention import by_weight
+from outbox.operator.health.rules import Diagnosis
+from outbox.operator.health.silences import Silence, Silences, silenced, silences_in
+from outbox.operator.health.subject import Subject, address
 from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
 from outbox.text import class_name, message_of, topic_of
@@ -40,14 +43,21 @@ _SECONDS = 5.0
 #: The most rows of each list of an overview that is shown.
 MOST_ROWS = 200
 _TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue", "delivery.exhausted")
+_POSITIONS = ("groups", "topics", "queues", "positions")
 _GROUP_RULES = ("message.parked", "retry.overdue", "lease.lapsed", "group.lost")
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupLag(stats.GroupStats):
-    """The numbers of a group in one database; ``lag`` is None where the producer's database isn't registered."""
+    """The numbers of a group in one database; ``lag`` is None where the producer's database isn't registered.
+
+    ``rate`` is how many messages a minute the group has consumed lately; None where too little is known. ``eta`` is in
+    how many seconds it has caught up, as it goes at the moment; None where it doesn't, or that isn't known.
+    """
 
     database: str
+    rate: float | None = None
+    eta: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,8 +95,8 @@ class Overview:
     retried), ``scheduled``, ``throughput`` (messages a minute at the moment), ``lag`` (the worst of a group). None is
     what isn't known; what is at least so much is in ``capped``: a count that stopped at its limit, or one without the
     databases that didn't answer. The names of ``series`` are those of `outbox.operator.health.stats.series`.
-    ``findings`` need an operator, problems come first. ``unreachable`` are databases that didn't answer. ``left_out``
-    is how many rows of a list there are beside those that are shown.
+    ``findings`` need an operator, the heaviest first (`outbox.operator.health.attention`). ``unreachable`` are
+    databases that didn't answer. ``left_out`` is how many rows of a list there are beside those that are shown.
     """
 
     at: dt.datetime
@@ -139,11 +149,30 @@ class DatabaseHealth(Subject):
     queues: dict[str, int] = field(default_factory=dict)
     identity: SourceIdentity | None = None
     met: Met = field(default_factory=dict)
+    silences: list[Silence] = field(default_factory=list)
     findings: list[Diagnosis] = field(default_factory=list)
 
     def read(self, *statements: Statement) -> list[list[Row]]:
         """Run statements in the transaction of the connection."""
         return execute(self.connection, *statements)
+
+    @cached_property
+    def before(self) -> stats.StatsSample | None:
+        """The newest sample that is at least a minute old; None without one."""
+        past = (each for each in reversed(self.recent) if each and (self.numbers.at - each.at).total_seconds() >= 60)
+        return next(past, None)
+
+    def grown(self, now: int, name: str, topic: str, group: str | None = None) -> float | None:
+        """Return by how much a minute a counter has grown since; None where that isn't known, or it went back."""
+        counts = stats.counts(self.before, topic, group)
+        if self.before is None or counts is None:
+            return None
+        more = float(now - counts.get(name, 0))
+        return more / ((self.numbers.at - self.before.at).total_seconds() / 60) if more >= 0 else None
+
+    def sent(self, topic: stats.TopicStats) -> float | None:
+        """Return how many messages a minute came into a topic lately."""
+        return self.grown(topic.messages or 0, "messages", topic.topic)
 
     def judge_all(self) -> Iterator[Diagnosis]:
         """Judge the rows read here."""
@@ -190,6 +219,7 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
             health.identity = identity_of(connection, database)
         if "consumer" in database.parts:
             health.met = met_in(connection, database)
+        health.silences = silences_in(connection, database.name, database.schema)
         health.findings = list(health.judge_all())
     return health
 
@@ -232,7 +262,18 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
     unknown: dict[str, Any] = {each.name: None for each in dataclasses.fields(stats.TopicStats) if each.default == 0}
     for (_, name), rows in groups.items():
         topics.append(TopicLag(name, database=rows[0].database, queues=None, groups=rows, **unknown))
+    _add_paces(topics, reached)
     return sorted(topics, key=lambda topic: (topic.topic, topic.database))
+
+
+def _add_paces(topics: Iterable[TopicLag], reached: Mapping[str, DatabaseHealth]) -> None:
+    """Set how fast each group consumes, and in how long it has caught up with what is sent meanwhile."""
+    for topic in topics:
+        sent = None if topic.messages is None else reached[topic.database].sent(topic)
+        for group in topic.groups:
+            group.rate = reached[group.database].grown(group.consumed, "consumed", group.topic, group.group)
+            if group.lag and group.rate is not None and sent is not None and group.rate > sent:
+                group.eta = group.lag / (group.rate - sent) * 60
 
 
 def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> Iterator[Diagnosis]:
@@ -242,6 +283,7 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
         if not group.lag or not workers.alive(each.workers):
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
+        details |= {} if group.oldest_lag is None else {"age": group.oldest_lag}
         if not workers.done(each.workers, f"consume {topic_of(group.topic)} of {group.group}"):
             yield each.finding("group.unconsumed", details)
             continue
@@ -290,14 +332,9 @@ def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:
     """Return how many messages a minute there were since the newest sample that is at least a minute old."""
     rates = []
     for each in reached:
-        if not each.numbers.topics:
-            continue
-        before = next((s for s in reversed(each.recent) if s and (each.numbers.at - s.at).total_seconds() >= 60), None)
-        if before is None:
+        if each.numbers.topics and each.before is None:
             return None
-        messages = {name: numbers.get("messages", 0) for name, numbers in before.topics.items()}
-        grown = sum((topic.messages or 0) - messages.get(topic.topic, 0) for topic in each.numbers.topics)
-        rates.append(max(grown, 0) / ((each.numbers.at - before.at).total_seconds() / 60))
+        rates += [each.sent(topic) or 0.0 for topic in each.numbers.topics]
     return sum(rates) if rates else None
 
 
@@ -366,7 +403,7 @@ def _unreachable(database: Database | AwayDatabase, error: BaseException) -> Dia
 def _view(database: Database) -> DatabaseView:
     parts = sorted(database.parts)
     heads = {branch: chain.head(branch) for branch in ("common", *parts)}
-    view = DatabaseView(database.name, rules.address(database.engine.url), parts, code_revisions=heads)
+    view = DatabaseView(database.name, address(database.engine.url), parts, code_revisions=heads)
     schema, now = database.schema, {"idle_transaction": 0.0, "running_transaction": 0.0}
     statements = (sql.SERVER(schema), sql.OPEN_TRANSACTIONS(schema, **now), sql.TABLE_SIZES(schema))
     try:
@@ -381,11 +418,13 @@ def _view(database: Database) -> DatabaseView:
     return view
 
 
-class HealthViews(OverDatabases):
+class HealthViews(Silences):
     """Show an operator the health of databases, and of the processes on them."""
 
-    def overview(self, window: str = "1h") -> Overview:
+    def overview(self, window: str = "1h", most: int = stats.MOST_SERIES) -> Overview:
         """Return the health of all databases, with series over ``window``: 1h, 6h, 24h or 7d.
+
+        Of topics and groups, ``most`` have series of their own: those with the highest values.
 
         Raises:
             InvalidRequest: there is no such window.
@@ -402,28 +441,70 @@ class HealthViews(OverDatabases):
                 findings.append(_unreachable(database, error))
         source_of = _sources(reached)
         topics = _topics(reached, source_of)
+        self._add_ages(topics, reached, source_of)
         unreachable = [name for name in (*self.databases, *self.databases.away) if name not in reached]
         tiles, capped = _tiles(list(reached.values()), topics, whole=not unreachable)
         for each in reached.values():
             findings += each.findings
         for topic in topics:
             findings += _judge_lags(topic, reached, source_of)
+        silences = [silence for each in reached.values() for silence in each.silences]
         samples = {name: each.samples for name, each in reached.items()}
         return Overview(
             at=next((each.numbers.at for each in reached.values()), dt.datetime.now(dt.UTC)),
             tiles=tiles,
             capped=capped,
-            findings=self.shown(sorted(findings, key=lambda finding: finding.severity is not Severity.PROBLEM)),
+            findings=self.shown(by_weight(silenced(findings, silences))),
             topics=topics,
             sagas=[
                 SagaNumbers(**dataclasses.asdict(saga), database=name)
                 for name, each in reached.items()
                 for saga in each.numbers.sagas
             ],
-            series=stats.series(times, samples, source_of, whole=not unreachable) if times else [],
+            series=stats.series(times, samples, source_of, whole=not unreachable, most=most) if times else [],
             workers=self.shown([worker.row for each in reached.values() for worker in each.workers]),
             unreachable=unreachable,
         )
+
+    def _add_ages(
+        self, topics: Sequence[TopicLag], reached: Mapping[str, DatabaseHealth], source_of: stats.SourceOf
+    ) -> None:
+        """Set since when the groups wait whose producer's messages are in another database, as far as it answers."""
+        lagging: dict[tuple[str, str], dict[tuple[str, str], GroupLag]] = defaultdict(dict)
+        for group in (group for topic in topics for group in topic.groups if group.lag and group.oldest_lag is None):
+            if (source := source_of(group.database, group.topic)) is not None:
+                lagging[source, group.database][group.group, group.topic] = group
+        for (source, name), groups in lagging.items():
+            try:
+                with self.databases[name].read_only(_SECONDS) as connection:
+                    (offsets,) = execute(connection, sql.OFFSETS(self.databases[name].schema))
+                at = {(group, topic, queue): position for group, topic, queue, position in offsets}
+                positions = [
+                    (*pair, queue, at.get((*pair, queue), 0))
+                    for pair in groups
+                    for queue in range(reached[source].queues.get(topic_of(pair[1]), 0))
+                ]
+                columns = (
+                    dict(zip(_POSITIONS, map(list, zip(*positions, strict=True)), strict=True)) if positions else {}
+                )
+                with self.databases[source].read_only(_SECONDS) as connection:
+                    rows = sql.WAITING.read(connection, self.databases[source].schema, **columns) if positions else ()
+            except UNREACHABLE:  # its ages stay unknown; that it is away is a finding of the next overview
+                continue
+            for row in rows:
+                groups[row["group"], row["topic"]].oldest_lag = row["oldest_lag"]
+
+    def producers_of(self, topic: str) -> list[str]:
+        """Return the names of the databases that have the messages of a topic, as far as they can be read."""
+        found = []
+        for each in self.databases.having("producer"):
+            try:
+                with each.read_only() as connection:
+                    topics = {name for name, *_ in execute(connection, sql.TOPICS(each.schema))[0]}
+            except UNREACHABLE:  # the caller says that it isn't known
+                continue
+            found += [each.name] if topic_of(topic) in topics else []
+        return found
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order, those that are alive first."""
@@ -460,7 +541,8 @@ class HealthViews(OverDatabases):
         version: str = import_module("outbox").__version__
         settings: dict[str, Any] = dataclasses.asdict(next(iter(self.databases.values())).settings)
         views = [_view(database) for database in self.databases.values()]
-        for away in self.databases.away.values():
-            address, error = rules.address(away.engine.url), why_unreachable(away.error)
-            views.append(DatabaseView(away.name, address, [], error=error))
+        views += [
+            DatabaseView(away.name, address(away.engine.url), [], error=why_unreachable(away.error))
+            for away in self.databases.away.values()
+        ]
         return System(version, self.shown(views), settings)

@@ -6,33 +6,17 @@ the overview judge them by the same rules. A rule is declared here once. The mod
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import itertools
-import shlex
-import string
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outbox.errors import pip_install
-from outbox.operator.health.sql import WORKERS
-from outbox.operator.health.workers import WorkerReport, reports
-from outbox.text import at_most, counted, duration
-
-if TYPE_CHECKING:
-    from sqlalchemy import URL
-
-    from outbox.check.asker import Checker
-    from outbox.database.execute import Row, Statement, Template
-    from outbox.settings import Settings
 
 #: So many are counted; a number that has come to it means "at least".
 LIMIT = 10_000
 #: The outcomes of a reconciliation that are in order (`outbox.reconcile.job.Outcome`).
 IN_ORDER = frozenset({"consumed", "rolled_back", "left_out", "in_flight", "unjudged"})
-_SECRETS = frozenset({"password", "sslpassword"})
 
 
 class Severity(enum.StrEnum):
@@ -95,7 +79,8 @@ class Diagnosis:
 
     ``code`` is stable, for programs. ``mend`` says which command, SQL or change mends it; each further line is another
     step, or another choice. ``details`` are the numbers and names of the sentence; durations are seconds. ``page`` and
-    ``query`` say where the console shows it. No finding shows a body, a query or a password.
+    ``query`` say where the console shows it, ``database`` where it was found. ``silenced`` says until when, by which
+    operator and why it needs no attention; it is empty where it does. No finding shows a body, a query or a password.
     """
 
     code: str
@@ -105,6 +90,8 @@ class Diagnosis:
     details: Mapping[str, Any] = field(default_factory=dict)
     page: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
+    database: str = ""
+    silenced: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,8 +412,15 @@ RULES: Mapping[str, Rule] = {
     ),
     "reconciliation.differences": Rule(
         "The last reconciliation of topic {topic!r} with group {group!r} found {differences:difference|differences} "
-        "{age:duration} ago{repaired}; see: outbox reconcile runs",
+        "{age:duration} ago{repaired}.",
         "see: outbox reconcile runs {at}",
+        page="reconciliations?group&topic",
+    ),
+    "reconciliation.unconsumed": Rule(
+        "Group {group!r} had {lag:message|messages} of topic {topic!r} yet to consume at the reconciliation "
+        "{age:duration} ago: a backlog, and no other difference.",
+        "see that workers consume for it: outbox group list {at}",
+        Severity.NOTE,
         page="reconciliations?group&topic",
     ),
     "reconciliation.overdue": Rule(
@@ -612,89 +606,3 @@ RULES: Mapping[str, Rule] = {
         "Autovacuum is off for {table} ({option}): its dead rows pile up.", "ALTER TABLE {table} RESET ({option});"
     ),
 }
-
-
-class _Sentences(string.Formatter):
-    """Formats the templates of rules."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec == "duration":
-            return duration(value)
-        if format_spec == "quoted":
-            return shlex.quote(str(value))
-        one, separator, several = format_spec.removeprefix("=").partition("|")
-        if not separator:
-            return str(super().format_field(value, format_spec))
-        if format_spec.startswith("="):
-            return one if value == 1 else several
-        return counted(value, one, several)
-
-
-# --- the subject of rules -----------------------------------------------------------------------------------------
-
-
-def address(url: URL) -> str:
-    """Return a URL without any password."""
-    query = {name: value for name, value in url.query.items() if name.lower() not in _SECRETS}
-    return url.set(query=query).render_as_string(hide_password=True)
-
-
-@dataclass(kw_only=True)
-class Subject:
-    """A database that is judged: its name, its address, and the settings with which it is used.
-
-    ``app`` is the application's name in commands, ``checkers`` by topic are None where it isn't known. ``parts`` can be
-    read. ``served``: workers should be there; the doctor is asked before the first deployment as well.
-    """
-
-    name: str
-    url: URL
-    settings: Settings
-    app: str = "MODULE:OBJECT"
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    checkers: Mapping[str, Checker] | None = None
-    parts: Collection[str] = ()
-    served: bool = False
-
-    def read(self, *statements: Statement) -> list[list[Row]]:
-        """Return the rows of statements that only read."""
-        raise NotImplementedError
-
-    def rows(self, query: Template, **values: object) -> list[Row]:
-        """Return the rows of one query in this schema; it knows settings and thresholds by their names."""
-        known = dataclasses.asdict(self.settings) | dataclasses.asdict(self.thresholds)
-        return self.read(query(self.settings.schema, **known | values))[0]
-
-    @cached_property
-    def workers(self) -> list[WorkerReport]:
-        """Return the reports of the workers."""
-        return reports(self.name, self.rows(WORKERS))
-
-    @property
-    def options(self) -> str:
-        """The options by which a command of ours finds this database; there is no password in its URL."""
-        url, schema = shlex.quote(address(self.url)), self.settings.schema
-        return f"--url {url}{'' if schema == 'outbox' else f' --schema {schema}'}"
-
-    def finding(
-        self, code: str, details: Mapping[str, Any], *, severity: Severity | None = None, **words: object
-    ) -> Diagnosis:
-        """Return a finding by the rule of this code; ``words`` are for its texts only."""
-        rule, formatted = RULES[code], _Sentences().vformat
-        values = {"at": self.options, "app": self.app, "database": self.name, **words, **details}
-        page, _, names = rule.page.partition("?")
-        query = {"database": self.name} if page else {}
-        for name, equals, value in (each.partition("=") for each in names.split("&") if each):
-            query[name] = value if equals else str(values[name])
-        sentence, mend = formatted(rule.sentence, (), values), formatted(rule.mend, (), values)
-        return Diagnosis(code.partition("/")[0], severity or rule.severity, sentence, mend, dict(details), page, query)
-
-    def judge(self, codes: Iterable[str], rows: Iterable[Mapping[str, Any]], limit: int = LIMIT) -> Iterator[Diagnosis]:
-        """Judge rows of numbers by their rules; a count that has reached ``limit`` stopped there."""
-        for row, code in itertools.product(rows, codes):
-            rule = RULES[code]
-            value, threshold = row[rule.value], getattr(self.thresholds, rule.over) if rule.over else 0
-            if value is not None and value > threshold:
-                fields = [each.partition("=") for each in rule.details.split()]
-                details = {name: at_most(row[source or name], limit) for name, _, source in fields}
-                yield self.finding(code, details, **row)

@@ -467,18 +467,18 @@ SELECT p.consumer_group, p.topic, r.differences, r.age
  ORDER BY 1, 2
 """)
 
-#: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts,
-#: applied, age in s, age of the newest that came to a result in s)``.
+#: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts, applied,
+#: what its measures left unexplained as JSON, age in s, age of the newest that came to a result in s)``.
 LAST_RUNS = Template(f"""{GROUP_QUEUES}
 SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::text, r.applied,
-       extract(epoch FROM clock_timestamp() - r.started_at)::float8,
-       extract(epoch FROM clock_timestamp() - (
+       jsonb_path_query_array(r.measures, '$[*].totals[*].unexplained')::text,
+       extract(epoch FROM clock_timestamp() - r.started_at)::float8, extract(epoch FROM clock_timestamp() - (
            SELECT max(started_at) FROM {{s}}.reconciliation_run d
             WHERE d.topic = p.topic AND d.consumer_group = p.consumer_group AND d.counts IS NOT NULL))::float8
   FROM (SELECT DISTINCT consumer_group, topic FROM place) p
- CROSS JOIN LATERAL (SELECT * FROM {{s}}.reconciliation_run n
-                      WHERE n.topic = p.topic AND n.consumer_group = p.consumer_group
-                      ORDER BY started_at DESC LIMIT 1) r
+ CROSS JOIN LATERAL (
+       SELECT * FROM {{s}}.reconciliation_run n
+        WHERE n.topic = p.topic AND n.consumer_group = p.consumer_group ORDER BY started_at DESC LIMIT 1) r
  ORDER BY 1, 2
 """)
 

@@ -299,7 +299,7 @@ WINDOWS: Mapping[str, tuple[int, int]] = {
 #: A sample stands for a moment if it was taken so many seconds after it, and before the next moment.
 WITHIN = 300.0
 #: The most topics, and groups, that have series of their own: those with the highest values.
-_MOST = 12
+MOST_SERIES = 12
 
 Values = list[float | None]
 
@@ -388,7 +388,9 @@ def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
     return [dt.datetime.fromtimestamp(last - step * back, dt.UTC) for back in range(seconds // step, -1, -1)]
 
 
-def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf, *, whole: bool = True) -> list[Series]:
+def series(
+    times: list[dt.datetime], samples: Samples, source_of: SourceOf, *, whole: bool = True, most: int = MOST_SERIES
+) -> list[Series]:
     """Return the series of a window; ``times`` has one moment more before them.
 
     Unless the samples are the ``whole``, those of all databases, nothing is known in all.
@@ -411,7 +413,7 @@ def series(times: list[dt.datetime], samples: Samples, source_of: SourceOf, *, w
         if kind.parts:
             names = sorted({part for each in by_database for part in each})
             parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}
-            found |= {f"{kind.name}/{part}": (kind.unit, parts[part]) for part in _highest(parts)}
+            found |= {f"{kind.name}/{part}": (kind.unit, parts[part]) for part in _highest(parts, most)}
     return [Series(name, unit, times[1:], values[1:]) for name, (unit, values) in found.items()]
 
 
@@ -441,12 +443,13 @@ def _values(kind: _Kind, known: Samples, name: str, source_of: SourceOf) -> dict
 
 
 def _numbers(kind: _Kind, samples: Sequence[StatsSample | None], topic: str, group: str | None = None) -> Values:
-    counts = [_counts(sample, topic, group) for sample in samples]
-    values: Values = [None if each is None else each.get(kind.number, 0) for each in counts]
+    known = [counts(sample, topic, group) for sample in samples]
+    values: Values = [None if each is None else each.get(kind.number, 0) for each in known]
     return _rates(samples, values) if kind.rate else values
 
 
-def _counts(sample: StatsSample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
+def counts(sample: StatsSample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
+    """Return the numbers of a topic, or of one of its groups, in a sample; None where they aren't known."""
     if sample is None:
         return None
     # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
@@ -470,7 +473,7 @@ def lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) 
     heads = known.get(source) if source else None
     values: Values = []
     for sample, head in zip(known[name], heads or [None] * len(known[name]), strict=True):
-        own, messages = _counts(sample, topic, group), (_counts(head, topic_of(topic)) or {}).get("messages")
+        own, messages = counts(sample, topic, group), (counts(head, topic_of(topic)) or {}).get("messages")
         behind = None if own is None or messages is None else max(messages - own.get("consumed", 0), 0)
         values.append(own.get("lag", behind) if own else behind)
     return values
@@ -482,7 +485,7 @@ def _sum(found: Iterable[Values], *, where_known: bool = False) -> Values:
     return [sum(known) if known and (where_known or None not in row) else None for row, known in rows]
 
 
-def _highest(parts: Mapping[str, Values]) -> list[str]:
+def _highest(parts: Mapping[str, Values], most: int) -> list[str]:
     """Return the parts with the highest values, in the order of their names."""
     by_height = sorted(parts, key=lambda part: -max((value for value in parts[part] if value is not None), default=0))
-    return sorted(by_height[:_MOST])
+    return sorted(by_height[:most])

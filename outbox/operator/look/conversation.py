@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -157,3 +158,41 @@ def _sender(facts: _Facts, cause: UUID | None, database: str, producer_group: st
     """
     groups = {each.group for each in facts.receipts.get(cause, ()) if each.database == database} if cause else set()
     return groups.pop() if len(groups) == 1 else producer_group
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationStep:
+    """One step of a conversation: a message from a sender to a group, or the compensation of its sender.
+
+    ``target`` is None where no group is known so far, and of a compensation. ``status`` is what became of the message
+    there, or "compensated"; ``at`` when.
+    """
+
+    message: ConversationMessage
+    source: str
+    target: str | None
+    status: str
+    at: dt.datetime
+    error: str | None = None
+
+
+def steps_of(messages: list[ConversationMessage]) -> list[ConversationStep]:
+    """Return the steps: messages in their order, each compensation after all that was sent before it."""
+    steps = [step for message in messages for step in _sends(message)]
+    for message in messages:
+        if message.compensated_at is not None:
+            undone = ConversationStep(message, message.sender, None, "compensated", message.compensated_at)
+            before = [
+                number
+                for number, step in enumerate(steps)
+                if step.message is message or step.message.born_at <= message.compensated_at
+            ]
+            steps.insert(before[-1] + 1, undone)
+    return steps
+
+
+def _sends(message: ConversationMessage) -> Iterator[ConversationStep]:
+    for each in message.receipts:
+        yield ConversationStep(message, message.sender, each.group, each.status, each.changed_at, each.error)
+    if not message.receipts:
+        yield ConversationStep(message, message.sender, None, message.status, message.born_at)

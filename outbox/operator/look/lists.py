@@ -26,7 +26,7 @@ from outbox.message.compression import decompress
 from outbox.message.masking import SecretNames, names_in
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.databases import CALLER, OverDatabases, is_away
+from outbox.operator.databases import CALLER, OverDatabases, is_away, read_each
 from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.message_sql import LARGEST_BODY
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from outbox.operator.databases import Database, Databases
 
+_TOPICS = "SELECT name FROM {s}.topic ORDER BY name LIMIT %(most)s"
 _BY_ID: SortOrder[model.MessageRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
 _OLDEST: SortOrder[model.HalfRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,), newest_first=False)
 _DUE: SortOrder[model.ScheduledRow] = SortOrder(
@@ -82,6 +83,37 @@ class Lists(OverDatabases):
             return unconsumed(self.databases, criteria, page)
         search = partial(BodySearch, len(self.databases.having("producer", criteria.database)), self.masking)
         return self.shown_texts(page_of(self.databases, "producer", criteria, page, _BY_ID, read))
+
+    def names(self, most: int = 200) -> dict[str, list[str]]:
+        """Return the first topics and groups by their names, ``most`` of each: what a filter may be about.
+
+        Those of a database that can't be read are left out.
+        """
+        found: dict[str, set[str]] = {"topics": set(), "groups": set()}
+
+        def read(connection: Connection, database: Database) -> None:
+            if "producer" in database.parts:
+                found["topics"] |= {name for (name,) in query(connection, database.schema, _TOPICS, most=most)}
+            if "consumer" in database.parts:
+                for topic, group in query(connection, database.schema, inbox_sql.GROUPS_OF_TOPICS):
+                    found["topics"].add(topic_of(topic))
+                    found["groups"].add(group)
+
+        read_each(self.databases.values(), read, [])
+        return {kind: sorted(names)[:most] for kind, names in found.items()}
+
+    def fates_of(self, rows: Sequence[model.MessageRow]) -> dict[UUID, list[model.FateSince]]:
+        """Return what became of the dispatched ones of these messages in each group that a registered database knows.
+
+        Groups of a database that can't be read are left out.
+        """
+        found: dict[UUID, list[model.FateSince]] = {}
+        for name in {row.database for row in rows}:
+            sent = [row for row in rows if row.database == name and row.status == "dispatched"]
+            acted = [ActedMessage("resend", row.id, None, row.topic, row.born_at) for row in sent]
+            each, _ = fates(self.databases, self.databases[name], acted)
+            found |= {row.id: one for row, one in zip(sent, each, strict=True) if one}
+        return self.shown_texts(found)
 
     def halves(self, criteria: model.HalfFilter, page: model.PageRequest) -> model.Page[model.HalfRow]:
         """Return a page of the undecided halves that fit, the oldest first."""

@@ -268,6 +268,23 @@ def listed(
     return Page([row for _, row in part.items], part.next_page_token, total, not unreached, unreached=list(unreached))
 
 
+#: So many numbers of pages are offered on either side of the page that is shown.
+_NEAR = 2
+
+
+def numbers_near(number: int, size: int, total: Total | None) -> list[int | None]:
+    """Return which numbers of pages are offered: the first, those around a page, and the last; None for a gap."""
+    rows = min(total.value, NUMBERED_ROWS) if total else 0
+    last = min(-(-rows // size), max(NUMBERED_ROWS // size, 1))
+    if last < 2:
+        return []
+    near = [each for each in range(1, last + 1) if each in {1, last} or abs(each - number) <= _NEAR]
+    found: list[int | None] = []
+    for before, each in itertools.pairwise([0, *near]):
+        found += [None, each] if each > before + 1 else [each]
+    return found
+
+
 def numbered(page: PageRequest, fetch: Callable[[PageRequest], Page[T]]) -> Page[T]:
     """Return the page of a number, which ``fetch`` comes to by the tokens of those before it.
 

@@ -63,6 +63,11 @@ def row(page: Page, text: str) -> Locator:
     return page.get_by_role("main").get_by_role("row").filter(has_text=text)
 
 
+def entry(page: Page, text: str) -> Locator:
+    """Return the entry of the audit that has this text."""
+    return page.get_by_role("region", name="Audit").get_by_role("listitem").filter(has_text=text)
+
+
 def rows(page: Page) -> Locator:
     """Return the rows of the main table, without its head."""
     return page.get_by_role("main").get_by_role("row").filter(has=page.get_by_role("cell"))

@@ -74,7 +74,7 @@ def test_two_tabs_and_one_is_late(page: Page, town: Town, message: UUID, watches
     asked.get_by_label("Reason").fill("me too")
     _resend(page, message)
     asked.get_by_role("button", name="Resend", exact=True).click()
-    expect(late.get_by_role("main")).to_contain_text("changed")
+    expect(late.get_by_role("dialog")).to_contain_text("changed")
     assert _sends(town, message) == 1
     late.get_by_role("link", name="Back to it").click()
     expect(late.get_by_role("heading", level=1)).to_be_visible()

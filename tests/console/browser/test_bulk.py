@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import expect
 
-from tests.console.browser.steps import carried_out, dialog, pace, row, rows, told
+from tests.console.browser.steps import carried_out, dialog, entry, pace, row, rows, told
 from tests.console.browser.town import a_town
 from tests.kit import wait_until
 
@@ -102,7 +102,7 @@ def test_progress_shows_without_reload_and_can_be_cancelled(
         page.goto(urlsplit(page.url)._replace(query="state=cancelled", fragment="").geturl())
         expect(rows(page).first).to_contain_text("cancelled")
         page.goto("audit?action=bulk")
-        expect(row(page, "wrong colour")).to_contain_text("anna")
+        expect(entry(page, "wrong colour").first).to_contain_text("anna")
 
 
 def test_a_mixed_selection_is_asked_for_its_database(page: Page, town: Town) -> None:

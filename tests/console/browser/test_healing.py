@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser.steps import carried_out, dialog, order_rollback, row, told
+from tests.console.browser.steps import carried_out, dialog, entry, order_rollback, row, told
 from tests.console.browser.town import KNOWN, OPENING, a_town
 from tests.kit import wait_until
 
@@ -95,9 +95,9 @@ def test_a_rollback_brings_the_money_back(page: Page, town: Town) -> None:
     expect(page.get_by_role("button", name="Compensate…")).to_have_count(0)
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.goto(f"audit?target={message}&action=compensate")
-    entry = row(page, "anna").first
-    expect(entry).to_contain_text("the account does not exist")
-    expect(entry).to_contain_text("refund")
+    undone = entry(page, "anna").first
+    expect(undone).to_contain_text("the account does not exist")
+    expect(undone).to_contain_text("refund")
     assert town.credited("BB-404") == 0
 
 
@@ -164,7 +164,7 @@ def test_a_half_is_decided_by_hand(page: Page, town: Town) -> None:
     told(page, "Committed: the message goes out.")
     town.becomes(half, "consumed")
     page.goto(f"audit?target={half}")
-    expect(row(page, "the branch has the paper")).to_contain_text("anna")
+    expect(entry(page, "the branch has the paper").first).to_contain_text("anna")
     page.goto("halves?topic=note")
     expect(page.get_by_role("main")).to_contain_text("Nothing fits this filter")
 
@@ -194,7 +194,7 @@ def test_a_body_is_revealed_on_record(page: Page, town: Town) -> None:
     body.get_by_role("button", name="Reveal").click()
     expect(body).to_contain_text("swordfish")
     page.goto(f"audit?target={message}")
-    expect(row(page, "reveal")).to_contain_text("anna")
+    expect(entry(page, "reveal").first).to_contain_text("anna")
 
 
 def test_all_the_money_is_somewhere(town: Town) -> None:
