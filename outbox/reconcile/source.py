@@ -570,7 +570,7 @@ def in_savepoint(connection: Connection, seconds: float, *, by_index: bool = Fal
 # rows are read as `sql.rows` joins them.
 
 #: More ranges are small ones, of which each would be looked up in each table.
-_MOST_RANGES = 8
+_FEW_RANGES = 8
 #: So many ids are read by themselves at once.
 _ODD_AT_ONCE = 20_000
 
@@ -581,7 +581,7 @@ class ProducerSide(PostgresSide):
 
     def fetch(self, ask: Ask, ranges: Sequence[Range]) -> pa.Table:
         """Return the rows of ranges (`rows.PRODUCER`), in any order."""
-        if len(ranges) > _MOST_RANGES or all(each.first == each.last for each in ranges):
+        if len(ranges) > _FEW_RANGES or all(each.first == each.last for each in ranges):
             return PostgresSide.fetch(self, ask, ranges)
         of_tables = {name: _ordered(ask(each)) for name, each in sql.raw(self.access.schema, self.pair, ranges).items()}
         plain, odd = joined(**{name.replace(" ", "_"): table for name, table in of_tables.items()})

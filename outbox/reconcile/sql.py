@@ -55,8 +55,8 @@ SELECT p.id,
  WHERE h.topic = %(topic)s OR m.topic = %(topic)s OR h.id IS NULL AND m.half_id IS NULL
 """
 
-# The same, table by table. Odd is what contradicts itself, was sent more than once, or was compensated; of the others
-# all but few were sent, or rolled back.
+# The same, table by table. Odd is what contradicts itself, was sent more than once, is scheduled, or was compensated;
+# of the others all but few were sent, or rolled back.
 _RAW: Mapping[str, str] = {
     "halves": f"""
 SELECT h.id, h.body_digest AS digest, coalesce({MATCHES}, false) AS addressed
@@ -95,6 +95,8 @@ SELECT m.half_id FROM {s}.message m
 SELECT m.half_id FROM {s}.message m WHERE m.send_number > 1 AND {m.half_id} AND (SELECT again > 0 FROM sent)
  UNION ALL
 SELECT c.half_id FROM {s}.compensation c WHERE {c.half_id}
+ UNION ALL
+SELECT d.half_id FROM {s}.scheduled_message d WHERE {d.half_id}
 """,
 }
 
@@ -169,7 +171,7 @@ _COMPENSATED = "SELECT DISTINCT {bucket} FROM {s}.compensation c WHERE {c.half_i
 
 _INBOXES = """
 SELECT {bucket}, count(*), count(*) FILTER (WHERE c.status = 'consumed' AND c.last_error IS NULL
-                                               AND c.changed_at <= statement_timestamp()),
+                                               AND greatest(c.received_at, c.changed_at) <= statement_timestamp()),
        {mix}({two}), {mix}({one})
   FROM {s}.consumer_message c
  WHERE c.consumer_group = %(group)s AND c.topic = %(feed)s AND {c.message_id} GROUP BY 1

@@ -158,6 +158,7 @@ DIRT = {
     "missing": MISSING,
     "phantom": fate(state=None, effects=1),
     "body": fate(same_body=False, effects=1),
+    "received in times to come": fate(received=-HOUR, effects=1),
     "parked": fate(status=InboxState.PARKED),
     "failed": fate(status=InboxState.FAILED),
     "quarantined": fate(status=InboxState.QUARANTINED),

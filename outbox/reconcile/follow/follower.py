@@ -164,7 +164,7 @@ class Follower:
             since = (snapshots.producer.now - grace) / 1e6 - SLACK
             if self.job.window.since is not None:
                 since = min(since, self.job.window.since.timestamp())
-            state = FollowerState(uuid7_at(since), settled.mark_of(snapshots, self.pair, of_consumer=True))
+            state = FollowerState(uuid7_at(since), settled.mark_of(snapshots, self.pair))
         self._record.begin(connection, state.as_json())
 
     def _pass(self, connection: Connection, leased: LeasedPass) -> Counts:

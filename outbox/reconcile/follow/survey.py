@@ -122,7 +122,7 @@ class LogSurveyor:
     def take(self) -> LogSurvey:
         """Take the look."""
         look = LogSurvey(rules_of(self.job, self.pair, self.snapshots))
-        now = settled.mark_of(self.snapshots, self.pair, of_consumer=True)
+        now = settled.mark_of(self.snapshots, self.pair)
         before, self.state.mark = self.state.mark, now
         late: list[UUID] = []
         if before is not None:

@@ -6,8 +6,9 @@ check, a failure. Each is found by an index on what was added since the mark of 
 the day's rows and the differences, not the history.
 
 Where the producer's storage was put back to an earlier state, nothing is trusted: the newest rows at the mark must
-still be there. The consumer's storage has taken the marks with it, unless they are in another database: then the mark
-says how far the group had come, and a group that isn't as far any more has lost something.
+still be there. The consumer's storage has taken the marks with it, unless they are in another database: but the mark
+says how far the group had come, and a group that isn't as far any more has lost something. Nor is anything trusted
+after a group was reset: it handles again what was settled, and what it reads again between two runs is touched.
 
 What this can't see is a change behind the framework's back: an inbox row that was deleted by hand in a range that
 was settled. So a range is trusted for ``keep_for`` seconds only, and `Job.keep_for` = 0 trusts none.
@@ -30,7 +31,7 @@ from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint
 from outbox.reconcile.sql import as_array
 
 #: With another meaning of a range or a mark, older ones are forgotten.
-_FORMAT = 4
+_FORMAT = 5
 
 #: Messages of a range that is kept, unless a range that was digested has more: few, since one late message spoils it.
 ROWS_OF_RANGE = 600
@@ -91,7 +92,8 @@ _CONSUMED = f"""
 SELECT concat_ws('.', {STORAGE}),
        (SELECT coalesce(jsonb_object_agg(queue, position), jsonb_build_object())::text
           FROM (SELECT queue, max(position) AS position FROM {{s}}.consumer_offset
-                 WHERE consumer_group = %(group)s AND topic = %(feed)s GROUP BY queue) o)
+                 WHERE consumer_group = %(group)s AND topic = %(feed)s GROUP BY queue) o),
+       (SELECT count(*) FROM {{s}}.consumer_passage WHERE consumer_group = %(group)s AND topic = %(feed)s)
   FROM pg_control_system() s
 """
 
@@ -170,10 +172,10 @@ class SettledRanges:
         return sum((counts for _, counts in self.ranges), Counter())
 
 
-def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
+def mark_of(snapshots: Snapshots, pair: Pair) -> Mark:
     """Return where everything stands: the producer's snapshot, the ends of its queues, and its newest op.
 
-    And, ``of_consumer``, how far the group has come.
+    And how far the group has come, in how many passages.
     """
     access = snapshots.producer.access
     with reaching(access):
@@ -185,14 +187,13 @@ def mark_of(snapshots: Snapshots, pair: Pair, *, of_consumer: bool) -> Mark:
     effect = None if pair.effect is None else [pair.effect.table, pair.effect.column]
     identity = [_FORMAT, *log, access.schema, *filters, effect, access.settings.retention]
     ends = {"heads": [list(head) for head in heads], "ops": [list(op) for op in ops]}
-    mark = {"identity": identity, "snapshot": snapshot, "xmax": xmax, **ends}
-    if of_consumer:
-        access = snapshots.consumer.access
-        with reaching(access):
-            (((storage, offsets),),) = execute(snapshots.consumer.connection, pair_statement(_CONSUMED, access, pair))
-        mark["identity"] = [*identity, storage]
-        mark["offsets"] = json.loads(offsets)
-    return mark
+    access = snapshots.consumer.access
+    with reaching(access):
+        (((storage, offsets, passages),),) = execute(
+            snapshots.consumer.connection, pair_statement(_CONSUMED, access, pair)
+        )
+    of_group = {"offsets": json.loads(offsets), "passages": passages}
+    return {"identity": [*identity, storage], "snapshot": snapshot, "xmax": xmax, **ends, **of_group}
 
 
 def fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool:
@@ -203,8 +204,9 @@ def fell_back(snapshots: Snapshots, pair: Pair, before: Mark, now: Mark) -> bool
     """
     if now["xmax"] < before["xmax"]:
         return True
-    offsets = now.get("offsets", {})
-    if any(offsets.get(queue, 0) < position for queue, position in before.get("offsets", {}).items()):
+    if before["passages"] != now["passages"]:
+        return True
+    if any(now["offsets"].get(queue, 0) < position for queue, position in before["offsets"].items()):
         return True
     queues, positions, ids = zip(*before["heads"], strict=True) if before["heads"] else ((), (), ())
     sequences, ops = zip(*before["ops"], strict=True) if before["ops"] else ((), ())
@@ -223,7 +225,7 @@ def load(
 
     ``record_in`` is the database that has them, unless it is the consumer's.
     """
-    now = mark_of(snapshots, pair, of_consumer=record_in is not None)
+    now = mark_of(snapshots, pair)
     access = record_in or snapshots.consumer.access
     known_ranges = pair_statement(_MARK, access, pair), pair_statement(KNOWN, access, pair, keep_for=keep_for)
     if record_in is None:
@@ -294,6 +296,9 @@ def written_since(before: Mark, now: Mark) -> dict[str, object]:
     """Return what `WRITTEN_SINCE` binds besides the pair."""
     # A queue that is new is looked through from its beginning.
     heads = {queue: 0 for queue, *_ in now["heads"]} | {queue: position for queue, position, _ in before["heads"]}
+    if now["passages"]:  # what the group has read again since was written again
+        offsets = {int(queue): position for queue, position in before["offsets"].items()}
+        heads = {queue: min(position, offsets.get(queue, position)) for queue, position in heads.items()}
     return {"snapshot": before["snapshot"], "queues": list(heads), "positions": list(heads.values())}
 
 
