@@ -25,7 +25,7 @@ from tests.operator.health import consume, dispatch, overview_of, report, send, 
 NewEngine = Callable[..., Engine]
 WHY = "the provider moves"
 #: What the finding of ``behind`` is about.
-LIMITS = {"topic": "paid", "group": "mail", "database": "bank"}
+LIMITS: dict[str, Any] = {"topic": "paid", "group": "mail", "database": "bank"}
 TOMORROW = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
 
 
@@ -115,7 +115,7 @@ def test_a_silence_is_kept_in_each_database_and_lifted_there(behind: Engine, new
     assert [row.database for row in rows] == ["shop", "bank"]
     assert len({(row.begins_at, row.ends_at) for row in rows}) == 1
     for engines in (both, {"bank": behind}):
-        (finding,) = (each for each in overview_of(**engines).findings if each.code == "group.unconsumed")
+        (finding,) = (each for each in overview_of("1h", **engines).findings if each.code == "group.unconsumed")
         assert finding.silenced
     assert kept.lift_silence("group.unconsumed", by="ann", **LIMITS) == "1 silence of rule group.unconsumed lifted"
     assert kept.silences() == []

@@ -160,15 +160,15 @@ class Silences(OverDatabases):
         values = {"rule": rule, "lasts": lasts, "begins": begins, "by": actor.name, "why": why.strip(), **limits}
         ends: list[dt.datetime] = []
 
-        def write(connection: Connection, kept_in: Database) -> None:
-            (((begins_at, ends_at, ahead),),) = execute(connection, _SILENCE(kept_in.schema, **values))
+        def write(connection: Connection, keeper: Database) -> None:
+            (((begins_at, ends_at, ahead),),) = execute(connection, _SILENCE(keeper.schema, **values))
             if not ahead and not ends:
                 raise ActRefused(f"rule {rule} isn't silenced: that would have ended at {ends_at} already")
             # By the clock of the first database: it is one silence, wherever it is kept.
             values["begins"] = begins_at
             ends.append(ends_at)
             result = {name: value for name, value in limits.items() if value} | {"until": ends_at.isoformat()}
-            execute(connection, record_of(kept_in.schema, SILENCE.name, actor, why, rule, result))
+            execute(connection, record_of(keeper.schema, SILENCE.name, actor, why, rule, result))
 
         _, without = self._in_each(database, write)
         return f"rule {rule} is silenced for {duration(lasts)}, until {ends[0]:%Y-%m-%d %H:%M:%S %Z}{without}"
@@ -194,12 +194,12 @@ class Silences(OverDatabases):
             _ = self.databases[database]
         values = {"rule": rule, "of_database": database, "topic": topic and topic_of(topic), "group": group}
 
-        def write(connection: Connection, kept_in: Database) -> list[Row]:
-            here = kept_in.name == database
-            (rows,) = execute(connection, _LIFT(kept_in.schema, **values, here=here, planned=planned))
+        def write(connection: Connection, keeper: Database) -> list[Row]:
+            here = keeper.name == database
+            (rows,) = execute(connection, _LIFT(keeper.schema, **values, here=here, planned=planned))
             if rows:
                 result = {"lifted": len(rows)}
-                execute(connection, record_of(kept_in.schema, LIFT_SILENCE.name, actor, why, rule, result))
+                execute(connection, record_of(keeper.schema, LIFT_SILENCE.name, actor, why, rule, result))
             return rows
 
         written, without = self._in_each(None, write)
