@@ -88,6 +88,13 @@ class SilenceFields(LimitFields):
     begins: dt.datetime | None = option(None, "When it begins, for a maintenance window. Default: now.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LiftFields(LimitFields):
+    """Say which silences of a rule are lifted."""
+
+    planned: bool = option(False, "Also the windows that haven't begun.")
+
+
 #: What becomes of the original. ``quarantine``: no group can take it any more. ``discard``: the groups that have parked
 #: it won't need it, and none other may still come to it. ``leave``: nothing, so that both may take effect.
 Original = Literal["quarantine", "discard", "leave"]

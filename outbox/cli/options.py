@@ -171,7 +171,9 @@ def _option_of(shape: FieldShape, name: str) -> tuple[Any, Any]:
         return Annotated[bool, typer.Option(name, help=text)], False
     names = (name, "-o") if shape.name == "output" else (name,)
     if shape.item is dt.datetime:
-        text = f"{text or _TIMES.get(shape.name, '')} As 90s, 15m, 2h, 3d, or 2026-01-31T12:00:00+00:00."
+        # The times of a filter may count back from now (`read_filter`); when an act begins is a moment.
+        ago = "90s, 15m, 2h, 3d, or " if shape.name in _TIMES else ""
+        text = f"{text or _TIMES.get(shape.name, '')} As {ago}2026-01-31T12:00:00+00:00."
     if shape.choices and not is_mapping:
         text += f" One of: {', '.join(shape.choices)}."
     if many and "given again" not in text:

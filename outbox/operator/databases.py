@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -168,15 +168,18 @@ def is_away(error: Exception) -> bool:
 
 
 def read_each(
-    databases: Iterable[Database], read: Callable[[Connection, Database], T], unreached: list[str]
+    databases: Iterable[Database],
+    read: Callable[[Connection, Database], T],
+    unreached: list[str],
+    opened: Callable[[Database], AbstractContextManager[Connection]] = Database.read_only,
 ) -> dict[str, T]:
-    """Read each database but for the ``unreached``, to which more are added; return the results by name."""
+    """Read, or write, each database but for the ``unreached``, to which more are added; return the results by name."""
     found = {}
     for database in databases:
         if database.name in unreached:
             continue
         try:
-            with database.read_only() as connection:
+            with opened(database) as connection:
                 found[database.name] = read(connection, database)
         except (SQLAlchemyError, OutboxError) as error:
             if not is_away(error):

@@ -228,6 +228,18 @@ def test_help_names_every_exit_code(cli: Cli) -> None:
         assert f"Usage: outbox {command}" in result.out
 
 
+def test_help_says_how_a_time_is_written(cli: Cli) -> None:
+    """A filter's may count back from now; the moment when an act begins is no duration, and is refused as one."""
+    assert "As 90s, 15m" in cli("messages", "list", "--help").out
+    begins = (
+        " ".join(cli("rule", "silence", "--help").out.split()).partition("--begins TIME")[2].partition("--reason")[0]
+    )
+    assert begins.endswith("Default: now. As 2026-01-31T12:00:00+00:00. ")
+    said = cli("rule", "silence", "worker.none", "--begins", "30m", "--lasts", "1h", "--reason", "why")
+    assert said.code == Code.USAGE
+    assert "--begins" in said.err
+
+
 def test_options_are_in_small_letters() -> None:
     """Typer 0.27 takes a metavar for the option's name where they differ by case alone: those names are written out."""
 
