@@ -384,6 +384,7 @@ def acts() -> Iterator[str]:
         "To a lock": "lock",
         "To dead letters": "dead",
         "A copy with another body": "messages",
+        "To a rule of `outbox doctor`": "rule",
         "To a reconciliation": "reconcile",
         "To a saga": "sagas",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from outbox.reconcile.measure import Measure
 from outbox.reconcile.run import reconcile
 from tests.console.browser.town import CLERK, CREDIT, NOTE, Town
 from tests.kit import wait_until
+from tests.operator.health import sample, this_minute
 
 #: Whatever of this is taken for markup sets ``window.hacked``, or is asked for.
 HOSTILE = (
@@ -90,6 +92,10 @@ def furnish(town: Town, console: str) -> Museum:
         lambda: operator.inbox(InboxFilter(message_id=parked[1], status=(Status.PARKED,)), PageRequest()).items, "again"
     )
     wait_until(operator.workers, "workers report")
+    # What workers write down once a minute: charts are there from the beginning, one of them of groups with long names.
+    lags = {LOAN: {"department-of-mortgages-and-securities": {"lag": 7}}, NOTE: {CLERK: {"lag": 6}}}
+    lags["settlement-instructions"] = {"reconciliation": {"lag": 1_234_567}}
+    sample(town.b, this_minute(town.b) - dt.timedelta(minutes=5), {}, lags)
     return Museum(
         town, console, consumed, parked[1], parked[0], hostile, failing, discarded, scheduled, half, parked_half,
         rollback.id, retry.id, slow.id, _reconciled(town), *_flow(town),

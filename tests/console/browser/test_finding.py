@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser.steps import row, rows
+from tests.console.browser.steps import entry, row, rows
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -27,7 +27,7 @@ def page(tour: Visit, museum: Museum) -> Page:
 def test_messages_are_found_by_topic_and_key(page: Page, museum: Museum) -> None:
     """A filter is in the URL, is shown above the list, and can be taken away piece by piece."""
     page.goto("messages")
-    page.get_by_role("textbox", name="Topic", exact=True).fill("transfer")
+    page.get_by_role("combobox", name="Topic", exact=True).fill("transfer")
     page.get_by_role("textbox", name="Key", exact=True).fill("BB-405")
     page.get_by_role("button", name="Search").click()
     expect(rows(page)).to_have_count(1)
@@ -174,7 +174,7 @@ def test_a_filter_that_is_none_is_explained(page: Page, watches: list[Watch]) ->
 def test_the_audit_names_who_and_why(page: Page) -> None:
     """Found by action; a reason that looks like a formula is text, here and in the file."""
     page.goto("audit?action=recall")
-    expect(row(page, "anna")).to_contain_text("=1+1")
+    expect(entry(page, "anna")).to_contain_text("=1+1")
     with page.expect_download() as download:
         page.get_by_role("link", name="As CSV").click()
     assert "'=1+1" in download.value.path().read_text()

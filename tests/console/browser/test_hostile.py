@@ -79,7 +79,7 @@ def test_a_topic_that_looks_encoded_is_taken_literally(page: Page, museum: Museu
     """What is allowed in a topic's name, in a link, in a filter and on the overview: decoded once, no more."""
     page.goto("")
     page.get_by_role("link", name=TOPIC_LIKE_MARKUP).first.click()
-    expect(page.get_by_role("textbox", name="Topic", exact=True)).to_have_value(TOPIC_LIKE_MARKUP)
+    expect(page.get_by_role("combobox", name="Topic", exact=True)).to_have_value(TOPIC_LIKE_MARKUP)
     expect(rows(page)).to_have_count(1)
     rows(page).get_by_role("link").first.click()
     expect(page.get_by_role("region", name="Body")).to_contain_text("text only")

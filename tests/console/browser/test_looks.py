@@ -150,6 +150,17 @@ def test_the_overview_is_seen_at_a_glance(visit: Visit, museum: Museum) -> None:
     expect(page.get_by_role("heading", level=2).first).to_have_text("Needs attention")
 
 
+def test_a_chart_as_a_table_takes_the_whole_line(visit: Visit, museum: Museum) -> None:
+    """Beside two other charts it has room for numbers, not for the names of groups."""
+    page = visit(museum.console, viewport=WIDE, reduced_motion="reduce")
+    page.goto("")
+    chart = page.get_by_role("figure").filter(has_text="Lag by group")
+    chart.get_by_text("As a table").click()
+    expect(chart.get_by_role("table")).to_be_visible()
+    line = "figure => figure.getBoundingClientRect().width / figure.parentElement.getBoundingClientRect().width"
+    assert chart.evaluate(line) == 1
+
+
 def test_the_acts_of_a_group_are_in_its_menu(visit: Visit, museum: Museum) -> None:
     """One row a group; its acts open with a key, stand inside the screen, and are gone after Escape."""
     page = visit(museum.console, viewport=WIDE, reduced_motion="reduce")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser.steps import carried_out, order_rollback, row, rows, told
+from tests.console.browser.steps import carried_out, entry, order_rollback, rows, told
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -61,7 +61,7 @@ def test_the_whole_way_of_a_rollback(page: Page, town: Town) -> None:
     assert town.balance() == before
     assert town.status(message) == "quarantined"
     page.goto(f"audit?action=compensate&target={message}")
-    expect(row(page, "no such account").first).to_be_visible()
+    expect(entry(page, "no such account").first).to_be_visible()
 
 
 def test_rows_are_ticked_and_previewed(page: Page, town: Town) -> None:

@@ -126,7 +126,7 @@ def test_what_is_typed_stays_typed(page: Page, town: Town) -> None:
     """Neither a filter that somebody is filling in nor its cursor is disturbed by what refreshes beside it."""
     town.settled([town.note(key="typed")])
     _open(page, "messages?key=typed")
-    topic = page.get_by_role("textbox", name="Topic", exact=True)
+    topic = page.get_by_role("combobox", name="Topic", exact=True)
     page.get_by_text("More conditions").click()
     topic.fill("half a wo")
     page.get_by_role("heading", level=1).click()
