@@ -74,7 +74,8 @@ class LeasedMessage(Generic[T]):
     def acknowledge(self, within: Carrier | None = None) -> bool:
         """Say that the message is done: with the transaction of a session or connection, or in one of its own.
 
-        With that of your own change, on this database, the effect is exactly once. Return False if it was said before.
+        With that of your own change, on this database, the effect is exactly once. Return False if it was said before:
+        roll back then, too, since that change is there already.
 
         Raises:
             LeaseEnded: the lease has ended, and the message may be in other hands: roll your change back.
@@ -110,7 +111,9 @@ class LeasedMessage(Generic[T]):
     def fail(self, reason: str, *, delay: dt.timedelta | float | None = None, park: bool = False) -> None:
         """Say that this attempt failed: the message is due again after ``delay``, or as the group's table of retries.
 
-        After its last attempt, or with ``park``, it is parked.
+        After its last attempt, or with ``park``, it is parked. In a group that is ordered by key, the later messages of
+        its key that came by the same take are given back, at no attempt's cost: they wait until it is settled, and
+        `LeaseEnded` is raised for them. One that is parked by ``on_exhausted="skip"`` holds nothing back.
 
         Raises:
             LeaseEnded: the lease has ended.

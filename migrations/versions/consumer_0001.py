@@ -265,24 +265,38 @@ UPGRADE = (
         RETURN until;
     END $$""",
     # The lease ends later, without a client: the group's next take writes the attempt, by the rules of the group, which
-    # only its declaration has.
+    # only its declaration has. Until then the message holds its key, so that the later ones of its take wait behind it,
+    # as in Python; one that another transaction settles at this moment is left to it.
     """CREATE FUNCTION {s}.fail(handle text, reason text, delay double precision) RETURNS void
         LANGUAGE plpgsql {pinned}
-    DECLARE held record;
+    DECLARE held record; first record;
     BEGIN
         IF (delay BETWEEN 0 AND 31536000) IS NOT TRUE THEN
             RAISE EXCEPTION USING ERRCODE = 'OX001',
                 MESSAGE = concat('delay = ', coalesce(CAST(delay AS text), 'NULL'), ' must be between 0 and 31536000');
         END IF;
         held = {s}.lease_of(handle);
+        SELECT m.* INTO first FROM {s}.consumer_message m
+         WHERE m.consumer_group = held.consumer_group AND m.topic = held.topic AND m.message_id = held.message_id
+           AND m.status = 'taken' AND m.lease = held.lease AND m.next_attempt_at > clock_timestamp() FOR UPDATE;
+        IF NOT FOUND THEN PERFORM {s}.lease_ended(handle, 'failed'); END IF;
         UPDATE {s}.consumer_message m
            SET lease = CAST(random() * 9007199254740991 AS bigint), taken_by = NULL, take_id = NULL,
                next_attempt_at = clock_timestamp() + make_interval(secs => delay),
                last_error = coalesce(nullif(left(reason, 4000), ''), 'no reason'), error_kind = NULL,
                changed_at = clock_timestamp()
-         WHERE m.consumer_group = held.consumer_group AND m.topic = held.topic AND m.message_id = held.message_id
-           AND m.status = 'taken' AND m.lease = held.lease AND m.next_attempt_at > clock_timestamp();
-        IF NOT FOUND THEN PERFORM {s}.lease_ended(handle, 'failed'); END IF;
+         WHERE m.consumer_group = held.consumer_group AND m.message_id = held.message_id;
+        UPDATE {s}.consumer_message m
+           SET status = 'waiting', follows = true, next_attempt_at = NULL, lease = NULL, taken_by = NULL,
+               take_id = NULL, changed_at = clock_timestamp()
+         WHERE first.order_key IS NOT NULL AND m.consumer_group = held.consumer_group AND m.message_id = ANY (ARRAY(
+               SELECT w.message_id FROM {s}.consumer_message w
+                WHERE w.consumer_group = held.consumer_group AND w.topic = held.topic
+                  AND w.order_key = first.order_key AND w.order_key IS NOT NULL
+                  AND (w.turn, w.position, w.message_id) > (first.turn, first.position, first.message_id)
+                  AND w.status = 'taken' AND w.discarded_at IS NULL AND w.attempts = 0 AND w.last_error IS NULL
+                  AND w.taken_by IS NOT DISTINCT FROM first.taken_by AND w.take_id IS NOT DISTINCT FROM first.take_id
+                  FOR UPDATE SKIP LOCKED));
     END $$""",
 )
 

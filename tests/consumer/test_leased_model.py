@@ -25,7 +25,10 @@ _LONG = 3600.0
 
 @dataclass(eq=False)
 class ModelMessage:
-    """What must be true of a message: ``lease`` counts now, ``acked`` is the one by which it is consumed."""
+    """What must be true of a message: ``lease`` counts now, ``acked`` is the one by which it is consumed.
+
+    ``handed_out`` names the take that it comes from, also when its lease has ended: until it is given back.
+    """
 
     id: UUID
     key: str
@@ -36,6 +39,7 @@ class ModelMessage:
     delayed: bool = False
     lease: LeasedMessage[Any] | None = None
     take_id: str | None = None
+    handed_out: str | None = None
     acked: LeasedMessage[Any] | None = None
 
     @property
@@ -139,7 +143,7 @@ class LeaseWalk:
             assert each.attempt == message.attempts + 1
             if message.lease is not None:
                 self.old.append((message, message.lease))
-            message.lease, message.take_id = each, take_id
+            message.lease, message.take_id, message.handed_out = each, take_id, take_id
         inbox = self.bench.inbox()
         for message in self.messages:
             if message.exhausted and not message.delayed and inbox[message.id].status == "parked":
@@ -181,7 +185,7 @@ class LeaseWalk:
         """Fail at one, in Python or in SQL, which leaves it to the next take what follows."""
         if (message := self.held()) is None or message.lease is None:
             return
-        lease, delay = message.lease, self.dice.choice((0.0, _LONG))
+        lease, delay, take_id = message.lease, self.dice.choice((0.0, _LONG)), message.take_id
         if self.dice.random() < 0.5:
             lease.fail("ill", delay=delay)
             message.attempts += 1
@@ -192,6 +196,16 @@ class LeaseWalk:
         message.delayed = delay > 0 and message.state == "open"
         self.old.append((message, lease))
         message.ends(failed=True)
+        if self.rule is None or (message.state == "parked" and self.rule == "skip"):
+            return
+        # It holds its key: the later ones of its take that were never tried are given back.
+        for each in self.messages[self.messages.index(message) + 1 :]:
+            is_beside = each.key == message.key and each.state == "open" and each.handed_out == take_id
+            if is_beside and (each.lease or each.lapsed) and not each.tried:
+                if each.lease is not None:
+                    self.old.append((each, each.lease))
+                each.lapsed = False
+                each.ends(failed=False)
 
     def give_back(self) -> None:
         """Give one back that no client has seen."""
@@ -253,6 +267,7 @@ class LeaseWalk:
         for message, each in zip(got, taken, strict=True):
             assert each.attempt == 1
             message.lease, message.take_id = each, f"take-{self.takes}"
+            message.handed_out = message.take_id
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 

@@ -211,6 +211,18 @@ def test_leases_that_ended_long_ago(engine: Engine, outbox: Outbox) -> None:
     assert codes(examine(engine)) == []
 
 
+def test_what_waits_behind_a_failed_one_is_no_ones_lease(engine: Engine, outbox: Outbox) -> None:
+    """Its retry is an hour away: the later ones of its key, which came with it, are neither lapsed nor overdue."""
+    group = outbox.leased("orders", group="till", ordered="key")
+    send(outbox, 3, key="7")
+    dispatch_all(engine, outbox)
+    first, *_ = group.take(3)
+    first.fail("no stock", delay=3600)
+    late = "now() - interval '10 minutes'"
+    sql(engine, f"UPDATE outbox.consumer_message SET next_attempt_at = {late} WHERE next_attempt_at < now() + '30 min'")
+    assert codes(examine(engine)) == []
+
+
 def test_a_paused_group_has_no_leases_to_take(engine: Engine, outbox: Outbox) -> None:
     """It hands nothing out, as its operator has said."""
     group = outbox.leased("orders", group="till")

@@ -382,6 +382,35 @@ def test_a_group_that_keeps_the_order(ordered: RocketmqServer, engine: Engine) -
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", ["PUSH_CONSUMER", "SIMPLE_CONSUMER"])
+def test_those_behind_a_change_of_the_invisible_time(ordered: RocketmqServer, engine: Engine, kind: str) -> None:
+    """A push consumer's is a failure, behind which they wait at no attempt's cost; another one's is only more time."""
+    with RawClient(ordered.addresses[0]) as raw:
+        raw.telemetry(raw.consuming("ordered", "orders", kind=kind))
+        store(raw, engine, b"a1", b"a2", message_group="a")
+        _, (first, second) = raw.receive("orders", "ordered")
+        assert code(raw.change("orders", "ordered", handle_of(first), "600s")) == 20000
+        if kind == "SIMPLE_CONSUMER":
+            assert code(raw.ack("orders", "ordered", handle_of(second))) == 20000
+            assert statuses(engine) == [("consumed", 1), ("taken", 0)]
+        else:
+            assert code(raw.ack("orders", "ordered", handle_of(second))) == 40013
+            assert statuses(engine) == [("failed", 1), ("waiting", 0)]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_those_behind_a_dead_letter_stay_with_their_client(ordered: RocketmqServer, engine: Engine) -> None:
+    """It holds nothing back: clients that keep the order go on with the next one that they have."""
+    with RawClient(ordered.addresses[0]) as raw:
+        store(raw, engine, b"a1", b"a2", message_group="a")
+        _, (first, second) = raw.receive("orders", "ordered")
+        named = {"group": {"name": "ordered"}, "topic": {"name": "orders"}, "receipt_handle": handle_of(first)}
+        assert code(raw.call("ForwardMessageToDeadLetterQueue", named)) == 20000
+        assert code(raw.ack("orders", "ordered", handle_of(second))) == 20000
+        assert statuses(engine) == [("consumed", 1), ("parked", 1)]
+
+
+@pytest.mark.usefixtures("impatient")
 def test_the_same_attempt_again(ordered: RocketmqServer, engine: Engine) -> None:
     """A receive that is repeated under its id has the same messages, under new handles, at the same attempt."""
     with RawClient(ordered.addresses[0]) as raw:

@@ -197,13 +197,17 @@ def fail(
     """Write that an attempt under a lease failed: the message is due again later, or parked, by the group's rules.
 
     As of a handler: a failure that says ``PARKED`` parks it at once, ``delay`` stands over the table of the group.
-    ``message`` is for the callback that is told of parked ones.
+    ``message`` is for the callback that is told of parked ones. Where it still holds its key, the client's later
+    messages of the same take are given back, and wait behind it: they may not be handled, so it is no attempt.
     """
     (rows,) = execute(connection, sql.lock(settings.schema, **_named(lease), number=lease.number))
     if not rows:
         return Settlement.LATE
-    attempts, key, *_ = rows[0]
-    record(connection, of_group, settings, lease, failure, attempts=attempts + 1, key=key, message=message)
+    attempts, key, turn, taker, take_id = rows[0]
+    row = record(connection, of_group, settings, lease, failure, attempts=attempts + 1, key=key, message=message)
+    if key is not None and row.holds:
+        of_take = {"key": key, "turn": turn, "position": lease.position, "taker": taker, "take_id": take_id}
+        execute(connection, sql.hold_back(settings.schema, **_named(lease), **of_take))
     return Settlement.DONE
 
 

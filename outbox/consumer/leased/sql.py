@@ -183,10 +183,26 @@ UPDATE {{s}}.consumer_message m
  WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = l.id AND {_HELD}
 """)
 
-#: Lock a message under a lease that hasn't ended. Rows: ``(attempts, order key, body digest, passage, queue,
-#: position)`` or none.
+# A row that another transaction has is left to it: its client settles it at this moment, in a transaction that may
+# last, and which may wait for our row in turn. Without a number, no word of before counts, whatever becomes of the row.
+#: Have the later messages of a key wait again that a take handed out with an earlier one, and that were never tried.
+hold_back: Template = Template(f"""
+UPDATE {{s}}.consumer_message
+   SET status = 'waiting', follows = true, next_attempt_at = NULL, lease = NULL, taken_by = NULL, take_id = NULL,
+       changed_at = clock_timestamp()
+ WHERE consumer_group = %(group)s AND message_id = ANY (ARRAY(
+       SELECT message_id FROM {{s}}.consumer_message
+        WHERE consumer_group = %(group)s AND topic = %(topic)s AND order_key = %(key)s AND {HOLDS_KEY}
+          AND (turn, position, message_id) > (%(turn)s, %(position)s, %(id)s)
+          AND status = 'taken' AND attempts = 0 AND last_error IS NULL
+          AND taken_by IS NOT DISTINCT FROM %(taker)s AND take_id IS NOT DISTINCT FROM %(take_id)s
+          FOR UPDATE SKIP LOCKED))
+""")
+
+#: Lock a message under a lease that hasn't ended. Rows: ``(attempts, order key, its turn there, client, take)`` or
+#: none.
 lock: Template = Template(f"""
-SELECT m.attempts, m.order_key, m.body_digest, m.passage, m.queue, m.position
+SELECT m.attempts, m.order_key, m.turn, m.taken_by, m.take_id
   FROM {{s}}.consumer_message m, (SELECT %(number)s::bigint AS number) l
  WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = %(id)s AND {_HELD}
    FOR UPDATE OF m

@@ -9,9 +9,10 @@ Several processes take for one group at once. A queue that another one reads at 
 written beside the offset, since nothing runs here that could kill a worker: the leases of a client that dies end.
 
 Of a group that is ordered by key, a taken message holds back the later ones of its key, as a failed one does
-(`outbox.consumer.key_order`). What one take reads of a key, it hands out together, in order; so it does with what
-has waited and was never handed out. A message that is tried again comes alone: those behind it aren't handed out
-while it may fail once more, and don't pay an attempt each time that its lease lapses.
+(`outbox.consumer.key_order`). What one take reads of a key, it hands out together, in order; so it does with what has
+waited and was never tried. When one of it fails, the later ones are given back (`leased.sql.hold_back`). A message that
+is tried again comes alone: those behind it aren't handed out while it may fail once more, and don't pay an attempt each
+time that its lease lapses.
 """
 
 from __future__ import annotations
