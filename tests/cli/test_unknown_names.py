@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "delete_cron": ("cron", "delete", "nightyl", *WHY),
     "end": ("lock", "end", "6564f1a2.1267", *WHY),
     "answer": ("sagas", "answer", ID, "done", *WHY),
+    "silence": ("rule", "silence", "no.rule", "--lasts", "1h", *WHY[:2]),
+    "lift_silence": ("rule", "lift", "no.rule"),
     "note": ("dead", "note", "0f3a91c2d4e5b6a7", "--owner", "payments"),
     **{
         name: (GROUP_OF.get(name, PLACES[act.noun]), name, f"nobody/{ID}" if act.noun == "inbox" else ID, *WHY)

@@ -262,6 +262,10 @@ SELECT DISTINCT coalesce(i.relname, c.relname) || '.' || a.attname
 """
 _FILLED = {
     "audit": ("actor, action, target", "VALUES ('a', 'b', 'c'), ('a', 'b', 'd')"),
+    "silence": (
+        "rule, begins_at, ends_at, author, reason",
+        "SELECT 'half.old', now(), now() + interval '1 h', 'a', 'b' FROM generate_series(1, 2)",
+    ),
     "check_history": ("half_id, asked, worker", "SELECT gen_random_uuid(), 'fence', 'w' FROM generate_series(1, 2)"),
     "topic_total": ("topic, checks", "VALUES ('t', 1), ('t', 2)"),
     "op_message": (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from outbox.acts.changes import Actor, checked_actor, record_of
 from outbox.acts.whole_acts import LIFT_SILENCE, SILENCE
 from outbox.database.execute import Row, Template, execute
-from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest
+from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFound
 from outbox.operator.databases import Database, OverDatabases, Query, read_each
 from outbox.operator.health.rules import RULES, Diagnosis
 from outbox.text import counted, duration, topic_of
@@ -96,6 +96,12 @@ class Silence:
         return self.active and self.rule == finding.code and about
 
 
+def check_rule(code: str) -> None:
+    """Raise NotFound unless there is a rule with this code."""
+    if code not in CODES:
+        raise NotFound(f"there is no rule {code!r}; see the codes that `outbox doctor` prints")
+
+
 def silences_in(connection: Connection, name: str, schema: str) -> list[Silence]:
     """Return the silences that the database of this name keeps, and that haven't ended."""
     # Consoles and the doctor may call a database differently: the limit is the database that keeps it.
@@ -118,7 +124,8 @@ class Silences(OverDatabases):
     """Show an operator the silences, and begin and lift them.
 
     Raises (of the acts):
-        InvalidRequest: there is no such rule; or no reason, or no length.
+        NotFound: there is no such rule.
+        InvalidRequest: no reason, or no length.
         ActRefused: there is nothing to lift, or the silence would have ended already.
         UnknownDatabase: no database of that name.
         DatabaseUnreached: no database that would keep it can be reached.
@@ -150,8 +157,7 @@ class Silences(OverDatabases):
         sentence names the databases that couldn't be reached, and don't keep it.
         """
         actor = checked_actor(SILENCE, by, why)
-        if rule not in CODES:
-            raise InvalidRequest(f"there is no rule {rule!r}; see the codes that `outbox doctor` prints", "rule")
+        check_rule(rule)
         if not 0 < lasts <= LONGEST_SILENCE:
             raise InvalidRequest(f"lasts = {lasts:g} s must be more than 0, and {LONGEST_SILENCE:g} at most", "lasts")
         if begins is not None and begins.tzinfo is None:
@@ -190,6 +196,7 @@ class Silences(OverDatabases):
         without, which silence what has them as well. ``planned``: also windows that haven't begun and have the limits.
         """
         actor = checked_actor(LIFT_SILENCE, by, why)
+        check_rule(rule)
         if database is not None:
             _ = self.databases[database]
         values = {"rule": rule, "of_database": database, "topic": topic and topic_of(topic), "group": group}
