@@ -35,9 +35,9 @@ def address_of_ops(engine: Engine) -> tuple[str, str]:
 
 #: Has what follows a COMMIT fail as a full queue of notifications does: when the Sync commits it, not before.
 FAILS_LATE = """
-CREATE FUNCTION outbox.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too many notifications'; END $$;
+CREATE FUNCTION public.too_late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too many notifications'; END $$;
 CREATE CONSTRAINT TRIGGER late AFTER INSERT OR UPDATE ON outbox.producer_process
-DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION outbox.fail()
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.too_late()
 """
 
 
@@ -94,7 +94,7 @@ def told(
     tables = Tables(engine)
     tables.run(FAILS_LATE)
     yield heard
-    tables.run("DROP FUNCTION outbox.fail CASCADE")
+    tables.run("DROP FUNCTION public.too_late CASCADE")
 
 
 @pytest.mark.parametrize("name", CARRIERS)
