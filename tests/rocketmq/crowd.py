@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,9 +31,10 @@ from examples.bank_transfer.brokers import free_port
 from outbox import Outbox
 from outbox.database import migration
 from outbox.embedded import Server
+from tests.kit import wait_until
 from tests.kit.passes import dispatch_all
 from tests.kit.processes import ROOT
-from tests.rocketmq.raw import RawClient, body_of, code, handle_of
+from tests.rocketmq.raw import RawClient, body_of, code, handle_of, is_listening
 
 _TOPIC, _GROUP = "crowd", "crowd"
 _CONFIG = f"""
@@ -87,12 +87,7 @@ class Crowd:
 
     def wait_for_server(self) -> None:
         """Wait until one of them listens."""
-        host, _, port = self.address.rpartition(":")
-        while True:
-            with socket.socket() as dialled:
-                if dialled.connect_ex((host, int(port))) == 0:
-                    return
-            self.ended.wait(0.1)
+        wait_until(lambda: is_listening(self.address), "a server listens")
 
     # --- producer --------------------------------------------------------------------------------------------------
 

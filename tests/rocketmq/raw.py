@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import queue
+import socket
 import threading
 import time
 import uuid
@@ -54,6 +55,13 @@ def message(
         "user_properties": properties or {},
         "system_properties": {name: value for name, value in system.items() if value is not None},
     }
+
+
+def is_listening(address: str) -> bool:
+    """Does anything listen at an address, such as a server that was started?"""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as dialled:
+        return dialled.connect_ex((host, int(port))) == 0
 
 
 def client_id(seconds: float | None = None) -> str:

@@ -12,7 +12,6 @@ import base64
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,8 +35,9 @@ from outbox.database import migration
 from outbox.embedded import Server
 from outbox.errors import LeaseEnded
 from outbox.leases import LeasedGroup
-from tests.kit import ROOT
+from tests.kit import ROOT, wait_until
 from tests.rocketmq.conformance.bridge import Bridge, ClientRaised, ClientThing, command
+from tests.rocketmq.raw import is_listening
 
 _TOPIC, _TELLERS, _TAKERS = "soak", 8, 4
 _SHORT_TIMES = {
@@ -93,12 +93,7 @@ class Soak:
 
     def wait_for_server(self) -> None:
         """Wait until our server listens."""
-        host, _, port = self.address.rpartition(":")
-        while True:
-            with socket.socket() as dialled:
-                if dialled.connect_ex((host, int(port))) == 0:
-                    return
-            self.ended.wait(0.1)
+        wait_until(lambda: is_listening(self.address), "a server listens")
 
     def kill(self, what: str) -> None:
         """Kill a process, or PostgreSQL, and start it again."""

@@ -184,7 +184,7 @@ UPDATE {{s}}.consumer_message m
 """)
 
 # A row that another transaction has is left to it: its client settles it at this moment, in a transaction that may
-# last, and which may wait for our row in turn. Without a number, no word of before counts, whatever becomes of the row.
+# last, and which may wait for our row in turn. Without a number, no earlier word counts, also after an act on the row.
 #: Have the later messages of a key wait again that a take handed out with an earlier one, and that were never tried.
 hold_back: Template = Template(f"""
 UPDATE {{s}}.consumer_message

@@ -2,8 +2,8 @@
 
 A silence is of one rule, and may be limited to a database, a topic, a group. It has an end, an author, a reason. What
 it covers is still found, and shown as silenced: it needs no attention, and the doctor's exit code leaves it out.
-One that is limited to a database is kept there, and is about it by whatever name it is registered. Each other one is
-kept in every database that can be reached when it begins, so that the doctor of each one finds it.
+One that is limited to a database is kept there: consoles and the doctor may call that database by different names. Each
+other one is written into every database that can be reached when it begins, so that the doctor of each finds it.
 """
 
 from __future__ import annotations
