@@ -224,20 +224,15 @@ def _work(choices: WorkerChoices, number: int, link: Connection) -> None:
 
 
 @contextlib.contextmanager
-def observed(
-    worker: Any, http: str | None, offset: int = 0, more: Mapping[str, Callable[[], Any]] | None = None
-) -> Iterator[None]:
-    """Serve the probes and metrics of a worker or server, if there is an address for it, so many ports higher.
-
-    ``more`` are answers by other paths.
-    """
+def observed(worker: Any, http: str | None, offset: int = 0) -> Iterator[None]:
+    """Serve the probes and metrics of a worker or server, if there is an address for it, so many ports higher."""
     with contextlib.ExitStack() as stack:
         if http is not None:
             from outbox.worker import probes  # noqa: PLC0415 - needed by this command alone
 
             host, port = address(http, offset)
             try:
-                stack.enter_context(probes.serving(worker, host, port, more))
+                stack.enter_context(probes.serving(worker, host, port))
             except OSError as error:
                 reason = f"--http {http}: {error.strerror or error}"
                 raise Failure(f"{reason} (port {port})" if offset else reason, Code.CONFIG) from error

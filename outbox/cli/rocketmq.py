@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
 import outbox
-from outbox.cli.database import DatabaseOptions
+from outbox.cli.database import DatabaseOptions, DatabasesOptions
 from outbox.cli.options import command
-from outbox.cli.output import Code, Failure, Output, OutputOption, needing, print_as, say, table
+from outbox.cli.output import Code, Failure, ListForm, ListFormOption, RowShape, needing, say
 from outbox.cli.processes import (
     LogFormatOption,
     LogLevel,
     LogLevelOption,
-    address,
     be_supervised,
     bound,
     load_all,
     observed,
     set_up_log,
 )
+from outbox.operator.health.workers import HandlerRow
 from outbox.reader import option
 from outbox.telemetry.logs import LogFormat
 
@@ -61,7 +60,7 @@ class ServeOptions(DatabaseOptions):
     key: str | None = option(None, "Its key.", metavar="FILE")
     http: str | None = option(
         None,
-        "Serve /metrics, /healthz, /readyz and /clients there; :PORT is every address. Default: no.",
+        "Serve /metrics, /healthz and /readyz there; :PORT is every address. Default: no.",
         metavar="HOST:PORT",
     )
     processes: int = option(1, "Processes that share the ports; one that dies is started again.", least=1, most=256)
@@ -99,7 +98,7 @@ def serve(options: ServeOptions, log_level: LogLevelOption = None, log_format: L
     choices = ServeChoices(options, log_format, log_level)
     if options.processes == 1:
         server = _server_of(choices)
-        with observed(server, options.http, more=_more(server)):
+        with observed(server, options.http):
             raise typer.Exit(server.run())
     set_up_log(log_format, log_level)
     from outbox.worker.supervisor import Supervisor  # noqa: PLC0415 - needed by this command alone
@@ -132,46 +131,49 @@ def _server_of(choices: ServeChoices) -> RocketmqServer:
     return RocketmqServer(served, offered, listen)
 
 
-def _more(server: RocketmqServer) -> dict[str, Any]:
-    return {"/clients": lambda: (200, "application/json", server.clients_as_json().encode())}
-
-
 def _work(choices: ServeChoices, number: int, link: Connection) -> None:
     """Be one of several processes of the server, until its end."""
 
     def run(supervised: SupervisedWorker) -> int:
         server = _server_of(choices)
-        with observed(server, choices.options.http, number - 1, _more(server)):
+        with observed(server, choices.options.http, number - 1):
             return supervised.run(server)
 
     be_supervised(link, run)
 
 
-@command(app, "clients")
-def show_clients(
-    http: Annotated[list[str], typer.Argument(metavar="HOST:PORT…", help="Where servers have --http.")],
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """List the clients that are connected to a running server, as its --http tells them.
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """A client of a topic, and the servers that it is connected to, by host and process id."""
 
-    Each process of a server knows its own, and has a port of its own: the second one PORT + 1.
+    columns: ClassVar[str] = "name type language version host group topic connected servers"
+    database: str
+    topic: str
+    group: str | None
+    name: str
+    servers: list[str]
+    type: str | None
+    language: str
+    version: str
+    host: str
+    connected: bool
+
+    @classmethod
+    def of(cls, row: HandlerRow) -> ClientRow:
+        """Return a client of what its servers report; of other releases, what this one knows."""
+        options = {name: row.options.get(name) for name in ("type", "language", "version", "host", "connected")}
+        return cls(row.database, row.topic, row.group, row.name, row.workers, **options)  # type: ignore[arg-type]
+
+
+_CLIENTS = RowShape(ClientRow, {"servers": lambda row: ", ".join(row.servers)}, attrgetter("name"))
+
+
+@command(app, "clients")
+def show_clients(databases: DatabasesOptions, form: ListFormOption = ListForm.TABLE) -> None:
+    """List the clients of the servers that run, a row for each of their topics.
 
     \b
     Example:
-      outbox rocketmq clients 127.0.0.1:9101 127.0.0.1:9102
+      outbox rocketmq clients
     """
-    clients: list[dict[str, Any]] = []
-    for each in http:
-        host, port = address(each)
-        try:
-            with urllib.request.urlopen(f"http://{host or '127.0.0.1'}:{port}/clients", timeout=10) as answer:
-                clients += [{**client, "server": each} for client in json.load(answer)["clients"]]
-        except (OSError, ValueError, KeyError) as error:
-            raise Failure(f"{each} doesn't tell its clients: {error}; is it the --http of a server?") from None
-    columns = ("client", "kind", "language", "version", "host", "group", "topics", "connected", "heard s ago>")
-    names = ("id", "kind", "language", "version", "host", "group", "topics", "connected", "heard_seconds_ago")
-    rows = [
-        [", ".join(value) if isinstance(value, list) else value for value in map(client.get, names)]
-        for client in clients
-    ]
-    print_as(output, {"items": clients}, table(columns, rows))
+    databases.show(lambda each: [ClientRow.of(row) for row in each.handlers() if row.kind == "client"], _CLIENTS, form)

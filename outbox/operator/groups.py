@@ -35,7 +35,7 @@ from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import GroupLag, HealthViews
-from outbox.operator.health.workers import merged, workers_in
+from outbox.operator.health.workers import CONSUMING, merged, workers_in
 from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, topic_of
@@ -311,7 +311,7 @@ class Groups(HealthViews):
                 continue
             with each.read_only() as connection:
                 for handler in merged(workers_in(connection, each)):
-                    if handler.kind == "consumer":
+                    if handler.kind in CONSUMING:
                         key = each.name, handler.topic, handler.group
                         consuming[key] = consuming.get(key, 0) + len(handler.workers)
                 controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
@@ -570,7 +570,7 @@ def _contents(consumer: Database, group: str, topic: str) -> GroupContents:
     with consumer.read_only(_COUNTING) as connection:
         (inbox,) = execute(connection, _CONTENTS(consumer.schema, group=group, topic=topic))
         handlers = merged(workers_in(connection, consumer))
-    ours = [each for each in handlers if (each.kind, each.topic, each.group) == ("consumer", topic, group)]
+    ours = [each for each in handlers if each.kind in CONSUMING and (each.topic, each.group) == (topic, group)]
     workers = sorted({worker for each in ours for worker in each.workers})
     return GroupContents(consumer.name, group, topic, dict(inbox), workers)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.check.asker import Asker, Checker
@@ -29,6 +29,7 @@ from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import new
 from outbox.telemetry.events import HalfChecked
 from outbox.telemetry.hooks import TelemetryEvent, add_hook
+from outbox.text import storable, summary_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -141,6 +142,8 @@ class Checking:
         self.questions: Questions = Questions(clients, loop, tables.settings.check_timeout * _FOR_CLIENT)
         self._checkers = LiveCheckers(tables, clients, self.questions)
         self._asker = Asker(lambda _: EngineRunner(tables.engine), tables.settings.checks_in_flight, ASKER)
+        #: How its last pass fared, as workers tell of their duties.
+        self.health: Mapping[str, Any] = {"failures": 0, "last_error": None}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outbox-rocketmq-check", daemon=True)
 
@@ -165,10 +168,12 @@ class Checking:
                 more = self.once().more
             except Exception as error:
                 failures, pause = failures + 1, backoff.next()
+                self.health = {"failures": failures, "last_error": storable(summary_of(error)).partition("\n")[0]}
                 self._tables.tell_failure("rocketmq check", error, failures)
             else:
                 backoff.reset()
                 failures, pause = 0, 0.0 if more else settings.check_interval
+                self.health = {"failures": 0, "last_error": None}
 
     def once(self) -> Counts:
         """Make one pass."""

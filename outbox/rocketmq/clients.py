@@ -29,6 +29,8 @@ _AT_ONCE = 3
 _THERE = 30.0
 #: So many commands may wait for a client that doesn't take them.
 _MOST_COMMANDS = 1_000
+#: So many rows a server reports of its clients; they are written anew when one comes or goes.
+MOST_ROWS = 1_000
 #: So many topics of its settings are noted of a client.
 _MOST_TOPICS = 1_000
 #: What a client tells of itself in the metadata of a request, behind ``x-mq-``.
@@ -143,20 +145,17 @@ class Client:
         """Is it a push consumer, as far as it has said?"""
         return self.kind == PUSH_CONSUMER
 
-    def facts(self) -> dict[str, Any]:
-        """Return what an operator sees of it."""
-        return {
-            "id": self.id,
-            "kind": _KINDS.get(self.kind, str(self.kind)) if self.kind else None,
+    def handlers(self) -> list[dict[str, Any]]:
+        """Return what an operator sees of it, for each of its topics, as workers tell of their handlers."""
+        options = {
+            "type": _KINDS.get(self.kind, str(self.kind)) if self.kind else None,
             "language": self.language,
             "version": self.version,
             "host": self.host,
-            "group": self.group,
-            "topics": sorted(self.topics | self.transactions),
             "connected": self.is_reachable,
-            "seconds": round(time.monotonic() - self.since, 1),
-            "heard_seconds_ago": round(time.monotonic() - self.heard_at, 1),
         }
+        named = {"kind": "client", "group": self.group, "name": self.id, "options": options}
+        return [{**named, "topic": topic} for topic in sorted(self.topics | self.transactions) or [""]]
 
 
 class Clients:
@@ -168,6 +167,8 @@ class Clients:
         #: By the user too: what one user does under an id isn't what another one's client has said.
         self._clients: OrderedDict[tuple[UserOptions, str], Client] = OrderedDict()
         self._turn = itertools.count()
+        #: Has a client come, gone, or told of itself? Of the loop.
+        self.news: asyncio.Event = asyncio.Event()
 
     def heard(self, id_: str, user: UserOptions, metadata: Mapping[str, str], host: str) -> Client:
         """Return the client that a request is of, and note that it was heard."""
@@ -210,6 +211,7 @@ class Clients:
         """Note that a stream has ended."""
         with self._guard:
             client.streams.remove(stream)
+        self.news.set()
 
     def settle(self, client: Client, settings: Any) -> None:
         """Note what a client's settings say of it."""
@@ -224,12 +226,14 @@ class Clients:
         if language := settings.user_agent.language:
             names = {number: name for name, number in WIRE.enums["Language"].items()}
             client.language = names.get(language, client.language)
+        self.news.set()
 
     def leave(self, client: Client) -> None:
         """Note that a client has said goodbye: it isn't asked any more, for none of its topics."""
         with self._guard:
             client.has_left = True
             client.transactions.clear()
+        self.news.set()
 
     def end_streams(self) -> None:
         """End all streams; to be called in the loop."""
@@ -262,11 +266,12 @@ class Clients:
 
         return sorted(known, key=rank)
 
-    def facts(self) -> list[dict[str, Any]]:
-        """Return what an operator sees of all that are there."""
+    def handlers(self) -> list[dict[str, Any]]:
+        """Return what an operator sees of those that are there, the first `MOST_ROWS` of it."""
         with self._guard:
             found = list(self._clients.values())
-        return [each.facts() for each in sorted(found, key=lambda each: each.since) if each.is_there]
+        there = (each for each in sorted(found, key=lambda each: each.since) if each.is_there)
+        return list(itertools.islice((row for each in there for row in each.handlers()), MOST_ROWS))
 
 
 def _topics(names: Iterable[str]) -> frozenset[str]:

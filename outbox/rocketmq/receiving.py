@@ -270,6 +270,11 @@ class ReceiveCalls:
             if topic in {None, of_topic}:
                 taker.wake()
 
+    def consumed(self) -> set[tuple[str, str]]:
+        """Return the groups and topics for which a client has polled lately."""
+        lately = time.monotonic() - RENEWED
+        return {key[:2] for key, taker in self._takers.items() if taker.polled_at > lately}
+
     def end(self) -> None:
         """Answer all polls, and take nothing more."""
         self._stopping = True

@@ -8,8 +8,6 @@ broken connection. gRPC has a thread for its event loop here; the database is us
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 import os
 import signal
 import threading
@@ -17,13 +15,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from outbox.database.engines import start_loop
+from outbox.database.sql import REPORT_INTERVAL
 from outbox.errors import InvalidSettings
+from outbox.message.model import uuid7
+from outbox.operator.health.workers import SERVER_ROLE
 from outbox.rocketmq.checking import Checking
 from outbox.rocketmq.clients import Client, Clients
 from outbox.rocketmq.options import RocketmqOptions, UserGuard
@@ -35,9 +37,12 @@ from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import SERVICE, WIRE, WireCode, new, status_of
 from outbox.telemetry.events import ClientCallEnded, ClientRefused, RocketmqServing, RocketmqStopped
 from outbox.telemetry.hooks import emit, listeners
-from outbox.text import storable
+from outbox.text import process_name, storable
+from outbox.worker.report import Facts, beat, leave
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from outbox.app import Outbox
     from outbox.settings import Settings
 
@@ -54,6 +59,8 @@ _OPTIONS = (
 #: For how long (seconds) calls may run on when the server stops, after those that wait were answered.
 _GRACE = 5.0
 _BEAT = 1.0
+#: What is told of a duty that nothing hinders.
+_WELL: Mapping[str, Any] = {"failures": 0, "last_error": None}
 
 Serve = Callable[[Any, Client], Awaitable[Any]]
 
@@ -107,6 +114,7 @@ class RocketmqServer:
         self._listen = tuple(listen)
         #: The ports that it listens at, in the order of the addresses.
         self.ports: list[int] = []
+        self._id = uuid7()
         self._stopping = threading.Event()
         self._ending = threading.Lock()
         self._running = False
@@ -148,7 +156,6 @@ class RocketmqServer:
         self._sending = SendCalls(self.tables, self._checking.questions.hand_over)
         self._routes = Routes(self.tables, self.clients)
         self._receiving = ReceiveCalls(self.tables, self.clients)
-        self._renewing = asyncio.create_task(self._receiving.renew())
         self.tables.listen(self._wake)
         self._server: Any = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -165,7 +172,7 @@ class RocketmqServer:
                 raise InvalidSettings(f"can't listen at {each.address}: the address is in use, or not this machine's")
             self.ports.append(port)
         await self._server.start()
-        self._beats = asyncio.create_task(self._beat())
+        self._tasks = [asyncio.create_task(work) for work in (self._beat(), self._report(), self._receiving.renew())]
 
     def _wake(self, topic: str | None) -> None:
         self._loop.call_soon_threadsafe(self._receiving.wake, topic)
@@ -174,6 +181,29 @@ class RocketmqServer:
         while True:
             self._beat_at = time.monotonic()
             await asyncio.sleep(_BEAT)
+
+    async def _report(self) -> None:
+        """Tell, as workers do, that it lives, which groups it serves, and which clients are there.
+
+        Every few seconds, and soon after a client has come or gone.
+        """
+        from outbox import __version__  # noqa: PLC0415 - the package itself
+
+        failures = 0
+        while True:
+            self.clients.news.clear()
+            duties = {f"consume {topic} of {group}": _WELL for group, topic in self._receiving.consumed()}
+            duties |= {"rocketmq check": self._checking.health}
+            facts = Facts(self._id, process_name(), __version__, [SERVER_ROLE], self.clients.handlers(), duties)
+            try:
+                await self.tables.run(partial(_tell, self.settings, facts))
+                failures = 0
+            except Exception as error:  # a later one may reach the database again
+                failures += 1
+                self.tables.tell_failure("rocketmq report", error, failures)
+            await asyncio.sleep(_BEAT)
+            with suppress(TimeoutError):  # none has come or gone
+                await asyncio.wait_for(self.clients.news.wait(), REPORT_INTERVAL - _BEAT)
 
     def _in_loop(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -193,8 +223,10 @@ class RocketmqServer:
         self._receiving.end()
         self.clients.end_streams()
         await self._server.stop(min(_GRACE, self.settings.drain_timeout))
-        for task in (self._beats, self._renewing):
+        for task in self._tasks:
             task.cancel()
+        with suppress(Exception):  # a database that is away forgets it as it forgets a worker that died
+            await self.tables.lend(lambda connection: leave(connection, self.settings, self._id))
 
     def _end_loop(self) -> None:
         self.tables.end()
@@ -246,11 +278,6 @@ class RocketmqServer:
         """Return no duties: it has none."""
         return {}
 
-    def clients_as_json(self) -> str:
-        """Return its clients, as the endpoint ``/clients`` tells them."""
-        clients = self.clients.facts() if self._running else []
-        return json.dumps({"addresses": self.addresses, "pid": os.getpid(), "clients": clients})
-
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def _handlers(self) -> Any:
@@ -267,7 +294,7 @@ class RocketmqServer:
             "NotifyClientTermination": self._receiving.terminated,
         }
         handlers = {
-            name: self._handler(name, grpc.unary_unary_rpc_method_handler, functools.partial(self._answer, name, serve))
+            name: self._handler(name, grpc.unary_unary_rpc_method_handler, partial(self._answer, name, serve))
             for name, serve in unary.items()
         }
         handlers["ReceiveMessage"] = self._handler(
@@ -343,6 +370,10 @@ class RocketmqServer:
             hearing.cancel()
             with suppress(asyncio.CancelledError, Exception):  # the client is gone, or was told
                 await hearing
+
+
+def _tell(settings: Settings, facts: Facts, connection: Connection) -> None:
+    beat(connection, settings, facts)
 
 
 @contextmanager

@@ -94,10 +94,8 @@ def _plain(status: HTTPStatus, text: str) -> Answer:
 
 
 @contextmanager
-def serving(
-    worker: Probed, host: str, port: int, more: Mapping[str, Callable[[], Answer]] | None = None
-) -> Iterator[ProbeServer]:
-    """Serve ``/healthz``, ``/readyz`` and ``/metrics`` of a worker, which needn't have started; ``more`` by its path.
+def serving(worker: Probed, host: str, port: int) -> Iterator[ProbeServer]:
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics`` of a worker, which needn't have started.
 
     Without prometheus-client ``/metrics`` answers 501, and says how to install it.
 
@@ -111,7 +109,6 @@ def serving(
     answers: dict[str, Callable[[], Answer]] = {
         "/healthz": partial(probe, worker.is_alive, "alive"),
         "/readyz": partial(probe, worker.is_ready, "ready"),
-        **(more or {}),
     }
     with _metrics(worker) as answers["/metrics"], ProbeServer(host, port, answers) as server:
         threading.Thread(target=server.serve_forever, name="outbox-worker-http", daemon=True).start()

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.database import migration
 from outbox.database.duty import COUNTED_CONSUMER, COUNTED_PRODUCER, Duty
-from outbox.database.execute import Template, encodings, execute, is_lost
+from outbox.database.execute import Row, Statement, Template, encodings, execute, is_lost
 from outbox.errors import SchemaError
 from outbox.message.limits import rate_text
 from outbox.message.model import Counts, uuid7
@@ -83,9 +83,10 @@ ReconciledPairs = tuple[str, Sequence[tuple[str, str]]]
 class Facts:
     """What a worker reports of itself.
 
-    ``id`` is made at its start. ``handlers`` are the registered functions: each has ``kind`` (consumer, checker,
-    compensation, reconciliation), ``topic``, ``group``, ``name`` of the function, and ``options``. ``duties`` are by
-    name: ``last_success``, ``last_error`` (its first line), ``failures`` in a row, further facts. Texts are `storable`.
+    ``id`` is made at its start. ``handlers`` are the registered functions, or the clients of a server of RocketMQ's:
+    each has ``kind`` (consumer, checker, compensation, reconciliation, client), ``topic``, ``group``, ``name`` of the
+    function, and ``options``. ``duties`` are by name: ``last_success``, ``last_error`` (its first line), ``failures``
+    in a row, further facts. Texts are `storable`.
     """
 
     id: UUID
@@ -96,6 +97,13 @@ class Facts:
     duties: Mapping[str, Mapping[str, Any]]
 
 
+def beat(connection: Connection, settings: Settings, facts: Facts, *more: Statement) -> list[list[Row]]:
+    """Write that a worker, or a server that stands beside them, lives; return the rows of what is executed with it."""
+    values = asdict(facts)
+    values |= {name: _json(connection, values[name]) for name in ("roles", "handlers", "duties")}
+    return execute(connection, _BEAT(settings.schema, **values), *more)[1:]
+
+
 def report_once(
     connection: Connection, settings: Settings, facts: Facts, sample: Callable[[Connection], Mapping[str, Any]]
 ) -> Counts:
@@ -104,10 +112,9 @@ def report_once(
     Each in short transactions of its own, and only one worker samples a minute. Returns ``taken`` rows, of them
     ``done`` samples. ``connection`` must not be in a transaction. So ``sample`` gets it; it returns what JSON holds.
     """
-    schema, values = settings.schema, asdict(facts)
-    values |= {name: _json(connection, values[name]) for name in ("roles", "handlers", "duties")}
+    schema = settings.schema
     with connection.begin():
-        _, taken = execute(connection, _BEAT(schema, **values), _TAKE_SAMPLE(schema))
+        (taken,) = beat(connection, settings, facts, _TAKE_SAMPLE(schema))
     if not taken:
         return Counts(taken=1)
     statistics = sample(connection)

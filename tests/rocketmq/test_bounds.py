@@ -137,11 +137,11 @@ async def test_clients_are_forgotten_in_the_order_in_which_they_were_heard(monke
     stream = known.open(first)
     for id_ in ("1", "2", "1", "3", "4"):
         known.heard(id_, ANYONE, {}, "host")
-    assert {each["id"] for each in known.facts()} == {"0", "3", "4"}
+    assert {each["name"] for each in known.handlers()} == {"0", "3", "4"}
     known.close(first, stream)
     for id_ in ("3", "4", "5"):
         known.heard(id_, ANYONE, {}, "host")
-    assert {each["id"] for each in known.facts()} == {"3", "4", "5"}
+    assert {each["name"] for each in known.handlers()} == {"3", "4", "5"}
 
 
 async def test_clients_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Settings
+from outbox.errors import ActRefused
 from outbox.rocketmq.server import RocketmqServer
 from outbox.telemetry.events import ClientCallEnded
 from outbox.telemetry.hooks import TelemetryEvent
 from outbox.testing import drain
+from outbox.worker.worker import Worker
 from tests.kit import wait_until
 from tests.kit.passes import dispatch_all
 from tests.rocketmq.raw import RawClient, code, message
@@ -52,6 +54,26 @@ def test_each_call_is_told_with_its_answer(
     wait_until(
         lambda: any(isinstance(each, ClientCallEnded) and each.status == "CANCELLED" for each in heard), "it ends"
     )
+
+
+def test_its_report_is_a_workers(rocketmq: RocketmqServer, raw: RawClient, engine: Engine) -> None:
+    """Its clients are handlers, which keep topic and group; a group that they poll is consumed; it is no worker."""
+    raw.send(message("orders"))
+    dispatch_all(engine)
+    raw.receive("orders", "mail")
+    raw.send(message("orders"), message("orders"))
+    dispatch_all(engine)
+    raw.telemetry(raw.consuming("mail", "orders"))
+    operator = Outbox(engine).operator
+    wait_until(lambda: [each.name for each in operator.handlers() if each.kind == "client"] == [raw.id], "it is told")
+    (server,) = operator.workers()
+    assert (server.roles, server.alive) == (["rocketmq"], True)
+    assert {"worker.none"} <= {each.code for each in operator.overview().findings}
+    with pytest.raises(ActRefused, match="consumes for it"):
+        operator.delete_group("mail", topic="orders", by="me", why="test")
+    with Worker(Outbox(engine), roles=["dispatch"]):
+        wait_until(lambda: len(operator.workers()) == 2, "a worker has reported")
+        assert not {"worker.none", "group.unconsumed"} & {each.code for each in operator.overview().findings}
 
 
 def test_spans_and_measurements(raw: RawClient, telescope: Telescope) -> None:

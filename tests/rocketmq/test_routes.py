@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import grpc
@@ -131,24 +130,25 @@ def test_clients_are_known(raw: RawClient, rocketmq: RocketmqServer) -> None:
     stream = raw.telemetry(raw.consuming("mail", "orders") | {"user_agent": {"language": "NODE_JS"}})
 
     def facts() -> dict[str, Any]:
-        (client,) = json.loads(rocketmq.clients_as_json())["clients"]
-        return dict(client)
+        (client,) = rocketmq.clients.handlers()
+        return client
 
     known = facts()
-    assert known["id"] == raw.id
-    told = [known[name] for name in ("kind", "language", "version", "host", "group", "topics", "connected")]
-    assert told == ["SIMPLE_CONSUMER", "NODE_JS", "5.1.2", "127.0.0.1", "mail", ["orders"], True]
+    assert (known["name"], known["group"], known["topic"]) == (raw.id, "mail", "orders")
+    options = {"type": "SIMPLE_CONSUMER", "language": "NODE_JS", "version": "5.1.2", "host": "127.0.0.1"}
+    assert known["options"] == options | {"connected": True}
     stream.cut()
-    wait_until(lambda: not facts()["connected"], "the client isn't connected")
+    wait_until(lambda: not facts()["options"]["connected"], "the client isn't connected")
     assert code(raw.call("NotifyClientTermination", {"group": {"name": "mail"}})) == 20000
-    assert json.loads(rocketmq.clients_as_json())["clients"] == []
+    assert rocketmq.clients.handlers() == []
 
 
 def test_a_heartbeat_needs_no_settings(raw: RawClient, rocketmq: RocketmqServer) -> None:
     """A client whose settings the server doesn't have, such as after its restart, is there all the same."""
     assert code(raw.call("Heartbeat", {"client_type": "PUSH_CONSUMER", "group": {"name": "mail"}})) == 20000
-    (client,) = rocketmq.clients.facts()
-    assert (client["kind"], client["group"], client["connected"]) == ("PUSH_CONSUMER", "mail", False)
+    (client,) = rocketmq.clients.handlers()
+    told = client["options"]["type"], client["group"], client["topic"], client["options"]["connected"]
+    assert told == ("PUSH_CONSUMER", "mail", "", False)
 
 
 def test_the_server_ends_in_good_order(rocketmq: RocketmqServer, raw: RawClient) -> None:
@@ -174,7 +174,7 @@ def test_two_servers_share_a_port(new_server: NewServer) -> None:
     clients = [RawClient(first.addresses[0], options=apart) for _ in range(16)]
     for client in clients:
         assert code(client.call("Heartbeat", {"client_type": "PRODUCER"})) == 20000
-    there = [len(server.clients.facts()) for server in (first, second)]
+    there = [len(server.clients.handlers()) for server in (first, second)]
     for client in clients:
         client.channel.close()
     assert sum(there) == 16

@@ -63,6 +63,7 @@ def served(engine: Engine, *options: str) -> Iterator[tuple[subprocess.Popen[str
 
 def test_a_process(engine: Engine) -> None:
     """It serves, tells how it fares and which clients are there, and ends in good order by SIGTERM."""
+    url = ("--url", engine.url.render_as_string(hide_password=False))
     with served(engine) as (process, port, http), RawClient(f"127.0.0.1:{port}") as raw:
         assert code(raw.send(message("orders"))) == 20000
         stream = raw.telemetry(raw.producing("orders"))
@@ -70,19 +71,16 @@ def test_a_process(engine: Engine) -> None:
         metrics = answer(http, "/metrics")[1]
         assert "outbox_worker_ready 1.0" in metrics
         assert 'outbox_rocketmq_call_seconds_count{call="SendMessage",status="OK"} 1.0' in metrics
-        (client,) = json.loads(answer(http, "/clients")[1])["clients"]
-        assert (client["id"], client["kind"]) == (raw.id, "PRODUCER")
-        shown = run_cli("rocketmq", "clients", f"127.0.0.1:{http}")
-        assert (shown.code, raw.id in shown.out, "PRODUCER" in shown.out) == (0, True, True)
-        listed = json.loads(run_cli("rocketmq", "clients", f"127.0.0.1:{http}", "-o", "json").out)
-        assert [each["id"] for each in listed["items"]] == [raw.id]
+        wait_until(lambda: raw.id in run_cli("rocketmq", "clients", *url).out, "its client is told")
+        (client,) = json.loads(run_cli("rocketmq", "clients", *url, "-o", "json").out)["items"]
+        assert (client["name"], client["type"], client["topic"]) == (raw.id, "PRODUCER", "orders")
+        assert client["servers"] == [each.name for each in Outbox(engine).operator.workers()]
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert stream.get() is None
         assert stream.failure is None
-    failed = run_cli("rocketmq", "clients", f"127.0.0.1:{http}")
-    assert failed.code != 0
-    assert "doesn't tell its clients" in failed.err
+    assert json.loads(run_cli("rocketmq", "clients", *url, "-o", "json").out)["items"] == []
+    assert Outbox(engine).operator.workers() == []
 
 
 def test_several_processes_share_a_port(engine: Engine) -> None:
@@ -94,8 +92,8 @@ def test_several_processes_share_a_port(engine: Engine) -> None:
         dispatch_all(engine)
         _, got = raw.receive("orders", "mail")
         assert len(got) == 6
-        pids = [json.loads(answer(each, "/clients")[1])["pid"] for each in (http, http + 1)]
-        os.kill(pids[0], signal.SIGKILL)
+        first, *_ = [int(each.name.rpartition(":")[2]) for each in Outbox(engine).operator.workers()]
+        os.kill(first, signal.SIGKILL)
         apart = [("grpc.use_local_subchannel_pool", 1)]
 
         def acknowledged(handle: str) -> bool:

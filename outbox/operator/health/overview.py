@@ -284,7 +284,8 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
         details |= {} if group.oldest_lag is None else {"age": group.oldest_lag}
-        if not workers.done(each.workers, f"consume {topic_of(group.topic)} of {group.group}"):
+        # A group whose messages an application takes itself has no worker that tells of it.
+        if not group.taken and not workers.done(each.workers, f"consume {topic_of(group.topic)} of {group.group}"):
             yield each.finding("group.unconsumed", details)
             continue
         values = stats.lag(recent, group.database, group.topic, group.group, source_of)

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from outbox.operator.databases import Database
 
 
+#: The kinds of what consumes for a group: a function of a worker, and a client of a server.
+CONSUMING = frozenset({"consumer", "client"})
+#: The role of a server of RocketMQ's clients, which reports as workers do.
+SERVER_ROLE = "rocketmq"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
     """A worker as it reported last; ``alive`` if that was within three of its reports. ``duties`` by name: health."""
@@ -76,6 +82,11 @@ class WorkerReport:
     handlers: list[dict[str, Any]]
     seconds: float
 
+    @property
+    def works(self) -> bool:
+        """Is it a worker that is alive? A server of RocketMQ's clients does no duty in its place."""
+        return self.row.alive and self.row.roles != [SERVER_ROLE]
+
 
 #: Whether a group goes on: ``open`` is one that its breaker has stopped, ``half_open`` one that tries a message.
 GroupState = Literal["running", "paused", "open", "half_open"]
@@ -86,7 +97,7 @@ class HandlerRow:
     """Hold a function registered for a topic on workers; ``kind``: consumer, checker, compensation, reconciliation.
 
     ``workers`` are the names of those that have it, ``numbers`` the work of a consumer's handler there. ``state`` tells
-    of it whether its group goes on.
+    of it whether its group goes on. A ``client`` of RocketMQ's is one too: its ``workers`` are its servers.
     """
 
     columns: ClassVar[str] = (
@@ -189,7 +200,7 @@ def _numbers(work: Sequence[tuple[WorkerReport, Mapping[str, Any]]]) -> HandlerN
 
 def alive(reports: Iterable[WorkerReport]) -> bool:
     """Return whether any worker is alive."""
-    return any(worker.row.alive for worker in reports)
+    return any(worker.works for worker in reports)
 
 
 def done(reports: Iterable[WorkerReport], duty: str) -> bool:

@@ -165,7 +165,7 @@ def _add_traces(connection: Connection, database: Database, found: MessageFacts)
         found.findings += [{"database": database.name, **finding} for finding in findings]
     reported = workers_in(connection, database)
     if database is found.home:
-        found.workers = sum(worker.row.alive for worker in reported)
+        found.workers = sum(worker.works for worker in reported)
     found.handlers += [handler for handler in merged(reported) if handler.topic == found.topic]
     found.audit += [audit_row(database.name, row[1:]) for row in audit if row[1] is not None]
     found.bulk_jobs += read_jobs(connection, database, sql.OF_MESSAGE, id=message_id)
