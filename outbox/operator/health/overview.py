@@ -463,7 +463,7 @@ class HealthViews(Silences):
                 for saga in each.numbers.sagas
             ],
             series=stats.series(times, samples, source_of, whole=not unreachable, most=most) if times else [],
-            workers=self.shown([worker.row for each in reached.values() for worker in each.workers]),
+            workers=self.shown([one.row for each in reached.values() for one in each.workers if one.row.is_worker]),
             unreachable=unreachable,
         )
 

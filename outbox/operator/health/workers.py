@@ -53,6 +53,11 @@ class WorkerRow:
     alive: bool
     duties: dict[str, Any]
 
+    @property
+    def is_worker(self) -> bool:
+        """Does it do duties of a worker? A server of RocketMQ's clients, which reports too, does none in its place."""
+        return self.roles != [SERVER_ROLE]
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerRow:
@@ -84,8 +89,8 @@ class WorkerReport:
 
     @property
     def works(self) -> bool:
-        """Is it a worker that is alive? A server of RocketMQ's clients does no duty in its place."""
-        return self.row.alive and self.row.roles != [SERVER_ROLE]
+        """Is it a worker that is alive?"""
+        return self.row.alive and self.row.is_worker
 
 
 #: Whether a group goes on: ``open`` is one that its breaker has stopped, ``half_open`` one that tries a message.
