@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from outbox.errors import InvalidSettings
 from outbox.reconcile.job import FIRST_ID, Outcome, Range
@@ -34,6 +35,11 @@ def frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str) -> Data
     return spark.createDataFrame(rows, schema)
 
 
+def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """Return a table as a frame, which Spark takes as it is from 4.0 on only."""
+    return spark.createDataFrame(table.to_pylist(), from_arrow_schema(table.schema))
+
+
 def outcomes(found: DataFrame) -> dict[str, str]:
     """Return the kind of each message."""
     rows = found.select("message_id", "kind").collect()
@@ -54,8 +60,8 @@ def test_the_same_is_found_as_in_the_tables(spark: SparkSession, night: Night) -
     """What both sides of two databases say, as frames, comes to what the comparison of the databases comes to."""
     comparison, everything = night.comparison, [Range(FIRST_ID, None)]
     producer, consumer = comparison.producer.read(everything), comparison.consumer.read(everything)
-    sent = spark.createDataFrame(as_words(producer, "state", ProducerState).drop_columns("torn"))
-    known = spark.createDataFrame(as_words(consumer, "status", InboxState))
+    sent = frame_of(spark, as_words(producer, "state", ProducerState).drop_columns("torn"))
+    known = frame_of(spark, as_words(consumer, "status", InboxState))
     (result,) = (comparison(task) for task in night.tasks(1))
     expected = {str(each.id): each for each in to_findings(result.table)}
     rules = FrameRules(NOW, offsets=comparison.rules.offsets)

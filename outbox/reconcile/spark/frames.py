@@ -17,11 +17,12 @@ and each task reads one with what PyIceberg knows of deletes and of older schema
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import pickle
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -303,8 +304,46 @@ def brought_together(
 
     number = partitions or int(producer.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     by = functions.pmod(functions.xxhash64("id"), functions.lit(number)).alias("share")
-    shares = [frame.withColumn("share", by).groupBy("share") for frame in (producer, consumer)]
-    return shares[0].cogroup(shares[1]).applyInArrow(judge, columns)
+    sides = {"ours": producer, "theirs": consumer}
+
+    def of(side: str, frame: DataFrame) -> DataFrame:
+        rows = {
+            name: functions.struct(*each.columns) if name == side else functions.lit(None).cast(each.schema)
+            for name, each in sides.items()
+        }
+        return frame.select(by, functions.lit(side).alias("side"), *(row.alias(name) for name, row in rows.items()))
+
+    def judged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for share in _shares(batches):
+            yield from judge(_side(share, "ours"), _side(share, "theirs")).to_batches()
+
+    # No cogroup, which takes Arrow from Spark 4 on only; a sort, which spills to disk, brings shares together as well.
+    both = of("ours", producer).union(of("theirs", consumer))
+    return both.repartition(number, "share").sortWithinPartitions("share").mapInArrow(judged, columns)
+
+
+def _shares(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows of each share, of batches that are sorted by it."""
+    parts: list[pa.RecordBatch] = []
+    for batch in batches:
+        numbers = batch["share"].to_numpy()
+        bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(batch)]
+        for first, end in itertools.pairwise(bounds):
+            part = batch.slice(first, end - first)
+            if parts and part["share"][0] != parts[0]["share"][0]:
+                yield pa.Table.from_batches(parts)
+                parts = []
+            parts.append(part)
+    if parts:
+        yield pa.Table.from_batches(parts)
+
+
+def _side(share: pa.Table, side: str) -> pa.Table:
+    """Return the rows of one side of a share, which its column of this name has."""
+    rows = share.filter(pc.equal(share["side"], side))[side]
+    return pa.Table.from_batches(
+        [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.chunks], schema=pa.schema(list(rows.type))
+    )
 
 
 def _is_reported(outcomes: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+import pyspark
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from outbox.consumer.sql import beginnings, heads
@@ -50,6 +49,15 @@ from outbox.reconcile.source import (
     raise_bare,
     rendered,
 )
+
+try:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError as error:
+    raise ImportError(
+        f"format('outbox') needs the Python data sources of Spark 4.3, and this is PySpark {pyspark.__version__}; the "
+        "reconciliation and outbox.reconcile.compare work on it"
+    ) from error
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -295,6 +295,16 @@ def translating(secrets: Collection[str] = ()) -> Iterator[None]:
 _REPORT_EVERY = 0.2
 
 
+def _collected(plan: DataFrame) -> pa.Table:
+    """Return all rows of a plan; Spark 3.5 has what 4.0 made public under another name."""
+    if hasattr(plan, "toArrow"):
+        return plan.toArrow()
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - an extra
+
+    batches = cast("Any", plan)._collect_as_arrow()
+    return pa.Table.from_batches(batches, schema=to_arrow_schema(plan.schema))
+
+
 def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> pa.Table:
     """Return the rows of a plan.
 
@@ -315,14 +325,16 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
                 session.spark.addTag(name)
             else:
                 session.spark.sparkContext.setJobGroup(name, "outbox reconcile")
-            box.append(plan.toArrow())
+            box.append(_collected(plan))
         except BaseException as error:  # raised again by the thread that waits
             box.append(error)
         finally:
             ended.set()
 
     # In a thread of its own: this one stays free for Ctrl-C, which Java's answer would keep waiting.
-    thread = InheritableThread(target=collect, session=session.spark)
+    # From Spark 4 on, a thread is told its session; with it, one inherits what the thread that begins it has set.
+    named = {"session": session.spark} if hasattr(plan, "toArrow") else {}
+    thread = InheritableThread(target=collect, **named)
     with _progress_of_client(session) if session.master.connect else nullcontext(_tracked(session, name)) as progress:
         thread.start()
         most = 0.0
