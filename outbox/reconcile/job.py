@@ -527,6 +527,10 @@ class Job:
         """The topic, as its group keeps it, and the group of each pair."""
         return tuple((pair.feed, pair.group) for pair in self.pairs)
 
+    def from_feeds(self, feeds: Mapping[str, str]) -> Job:
+        """Return it with the feeds, by topic, that the groups have of this producer's topics."""
+        return replace(self, pairs=tuple(pair.from_feed(feeds.get(pair.topic, pair.topic)) for pair in self.pairs))
+
     @property
     def recorder(self) -> Access:
         """The database that has the record."""

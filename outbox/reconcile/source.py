@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
@@ -299,8 +299,7 @@ def located(job: Job, *, unmet: bool = True) -> Job | None:
         known = execute(connection, *(NUMBERS(job.consumer.schema, topic) for topic in topics))
     if not unmet and not all(any(each == source for _, each in rows) for rows in known):
         return None
-    feeds = {topic: feed_among(rows, topic, source) for topic, rows in zip(topics, known, strict=True)}
-    return replace(job, pairs=tuple(pair.from_feed(feeds[pair.topic]) for pair in job.pairs))
+    return job.from_feeds({topic: feed_among(rows, topic, source) for topic, rows in zip(topics, known, strict=True)})
 
 
 @contextmanager

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def _run(at: Post) -> Iterator[Task]:
     if not at.outbox.reconciliations:
         return
-    from outbox.reconcile.duty.reconciliation import SCHEDULE_EVERY, reconcilers  # noqa: PLC0415 - what few workers do
-    from outbox.reconcile.duty.runs import Runs  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.duty.reconciliation import SCHEDULE_EVERY, Runs, reconcilers  # noqa: PLC0415 - what few workers do
 
     settings, found = at.settings, reconcilers(at.outbox, at.stopping)
     for each in found:

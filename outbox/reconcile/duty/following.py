@@ -9,23 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox.database.execute import execute
 from outbox.database.sql import NOW
 from outbox.errors import InvalidSettings
-from outbox.message.answer import finished
 from outbox.message.model import Counts
-from outbox.reconcile.config import Values, job_of
-from outbox.reconcile.duty.reconciliation import SOME_TIME, name_of, values_of
+from outbox.reconcile.config import Values
+from outbox.reconcile.duty.reconciliation import SOME_TIME, DeclaredJob, hand_over, values_of
 from outbox.reconcile.job import Job, Reconciliation, Stoppable
-from outbox.telemetry.events import ReconciliationReportFailed
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     from sqlalchemy import Connection
 
     from outbox.database.duty import ServedOutbox
@@ -50,43 +45,20 @@ def followings(outbox: ServedOutbox, stopping: threading.Event) -> list[Followin
     ]
 
 
-class Following:
-    """A reconciliation that follows the log, of groups that consume from one database; its calls are passes.
-
-    There are so many others ``beside`` it, which may have the same topics and groups.
-    """
+class Following(DeclaredJob):
+    """A declared job that follows the log; its calls are passes."""
 
     def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event, *, beside: int = 0) -> None:
         from outbox.reconcile.follow.follower import check_followed  # noqa: PLC0415 - an extra
 
-        self.declared: Reconciliation = declared
-        self._values = values
+        super().__init__(declared, values, beside=beside)
         self._progress = Stoppable(stopping)
         self._followers: list[Follower] = []
         self._due_at = time.monotonic()
-        self._feeds: dict[str, str] = {}
-        self._beside = beside
-        job = self.work_at(SOME_TIME)
         try:
-            check_followed(job)
+            check_followed(self.work_at(SOME_TIME))
         except InvalidSettings as error:
             raise declared.refused(str(error)) from None
-        self.pairs: list[tuple[str, str]] = list(job.names)
-        self.schema: str = job.consumer.schema
-        self.name: str = name_of(declared, job)
-
-    def locate(self) -> bool:
-        """Learn which feeds its groups have of this producer's topics; False until all have read from it.
-
-        Raises:
-            SourceError: a database can't be asked now.
-        """
-        from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
-
-        if not self._feeds and (job := located(self.work_at(SOME_TIME), unmet=False)) is not None:
-            self._feeds = {pair.topic: pair.feed for pair in job.pairs}
-            self.pairs[:] = job.names
-        return bool(self._feeds)
 
     def wait(self) -> float:
         """Return after how many seconds to look again whether a pass is due."""
@@ -116,15 +88,6 @@ class Following:
             raise failure
         return counts
 
-    def work_at(self, now: dt.datetime) -> Job:
-        """Return the job, of which ``now`` is the time."""
-        try:
-            job = job_of(self._values, lambda _: now)
-        except InvalidSettings as error:
-            raise self.declared.refused(str(error)) from None
-        pairs = tuple(pair.from_feed(self._feeds.get(pair.topic, pair.topic)) for pair in job.pairs)
-        return replace(job, pairs=pairs)
-
     def end(self) -> None:
         """Close the connections, also under a pass that runs on."""
         for follower in self._followers:
@@ -139,17 +102,7 @@ class Following:
 
     def _report(self, result: PassResult) -> None:
         from outbox.reconcile.follow.follower import events_of  # noqa: PLC0415 - an extra
-        from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
 
         for event in events_of(result, self.name, self.declared.name):
             emit(event)
-        if self.declared.report is not None:
-            try:
-                finished("it", self.declared.report(result))
-            except Exception as error:  # it is the application's function
-                sentence = f"its report failed: {why_of(error, self._followers[0].job)}"
-                emit(
-                    ReconciliationReportFailed(
-                        duty=self.name, reconciliation=self.declared.name, sentence=sentence, error=error
-                    )
-                )
+        hand_over(self.declared, self.name, result, self._followers[0].job)

@@ -26,15 +26,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
+from outbox.consumer.outside.calls import CallContext
+from outbox.consumer.outside.consumer import OutsideConsumer
+from outbox.consumer.subscription import Subscription
 from outbox.database.execute import Template, execute
 from outbox.database.sql import wait_at_most
 from outbox.errors import InvalidSettings, SourceError, pip_install
 from outbox.message.answer import finished
 from outbox.message.ids import derived_id
-from outbox.message.model import Counts
+from outbox.message.model import Counts, Message, Park, Retry
 from outbox.reconcile.config import Values, job_of, merged, own_access, read_file, read_mapping, subscribed
 from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation, Stoppable, Window
-from outbox.reconcile.record.requests import RunRequest
+from outbox.reconcile.record.requests import TOPIC, RunRequest
 from outbox.reconcile.record.timetable import FLEET, LastRun, Timetable, last_scheduled
 from outbox.telemetry.events import (
     ReconciliationFailed,
@@ -43,6 +46,7 @@ from outbox.telemetry.events import (
     ReconciliationReportFailed,
 )
 from outbox.telemetry.hooks import TelemetryEvent, emit
+from outbox.text import topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -65,6 +69,10 @@ UPDATE {s}.reconciliation_run SET finished_at = clock_timestamp(), error = 'its 
 
 logger: logging.Logger = logging.getLogger("outbox.worker")
 
+#: The longest time (seconds) of a run: one that takes longer is begun again beside it.
+LONGEST = 86_400.0
+#: A message that no run could be begun for is tried again after so many seconds, as often as a day has room for.
+_AGAIN = 600.0
 #: The pause (seconds) between two looks whether the message of the next run is there.
 SCHEDULE_EVERY = 5.0
 #: How long (seconds) a look waits for a lock.
@@ -108,13 +116,6 @@ def _require_library(declared: Reconciliation) -> None:
         raise declared.refused(f"it needs {error.name}; {pip_install('reconcile')}") from error
 
 
-def name_of(declared: Reconciliation, job: Job) -> str:
-    """Return what the duty of a reconciliation is called."""
-    shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
-    rest = f", and {more} more" if more > 0 else ""
-    return f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
-
-
 def values_of(declared: Reconciliation, outbox: ServedOutbox) -> list[Values]:
     """Return the declared values of a reconciliation, one for each database that its groups consume from.
 
@@ -133,6 +134,56 @@ def values_of(declared: Reconciliation, outbox: ServedOutbox) -> list[Values]:
     if not values.get("record", True) or "record_in" in values:
         raise declared.refused("its record is how workers know that it was run; leave record out")
     return subscribed(outbox, values)
+
+
+class DeclaredJob:
+    """A declared reconciliation of groups that consume from one database; there are so many others ``beside`` it.
+
+    A group may read one topic from several databases: its pairs then differ by the names under which it keeps it.
+    """
+
+    def __init__(self, declared: Reconciliation, values: Values, *, beside: int = 0) -> None:
+        self.declared: Reconciliation = declared
+        self._values, self._beside, self._feeds = values, beside, dict[str, str]()
+        # Refused now rather than at night.
+        job = self.work_at(SOME_TIME)
+        self.pairs: list[tuple[str, str]] = list(job.names)
+        shown, more = job.pairs[:_PAIRS_NAMED], len(job.pairs) - _PAIRS_NAMED
+        rest = f", and {more} more" if more > 0 else ""
+        self.name: str = f"reconcile {declared.name}: {', '.join(map(str, shown))}{rest}"
+
+    def work_at(self, now: dt.datetime) -> Job:
+        """Return the job, of which ``now`` is the time."""
+        try:
+            job = job_of(self._values, lambda _: now)
+        except InvalidSettings as error:
+            raise self.declared.refused(str(error)) from None
+        return job.from_feeds(self._feeds)
+
+    def locate(self) -> bool:
+        """Learn which feeds its groups have of this producer's topics; False until all have read from it.
+
+        Raises:
+            SourceError: a database can't be asked now.
+        """
+        from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
+
+        if not self._feeds and (job := located(self.work_at(SOME_TIME), unmet=False)) is not None:
+            self._feeds = {pair.topic: pair.feed for pair in job.pairs}
+            self.pairs[:] = job.names
+        return bool(self._feeds)
+
+
+def hand_over(declared: Reconciliation, duty: str, result: Any, work: Recorded) -> None:
+    """Give a result to the application's function, if there is one; tell of its failure."""
+    from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
+
+    try:
+        if declared.report is not None:
+            finished("it", declared.report(result))
+    except Exception as error:  # it is the application's function
+        sentence = f"its report failed: {why_of(error, work)}"
+        emit(ReconciliationReportFailed(duty=duty, reconciliation=declared.name, sentence=sentence, error=error))
 
 
 class _Logged(Stoppable):
@@ -260,61 +311,29 @@ class Reconciler(ABC, Generic[Work]):
             logger.debug("%s failed", self.name, exc_info=error)
             return
         self._tell_of(result)
-        try:
-            if self.declared.report is not None:
-                finished("it", self.declared.report(result))
-        except Exception as error:  # it is the application's function
-            self._tell(ReconciliationReportFailed, f"its report failed: {why_of(error, work)}", error=error)
+        hand_over(self.declared, self.name, result, work)
 
     def _tell(self, kind: Callable[..., TelemetryEvent], sentence: str, **facts: Any) -> None:
         emit(kind(duty=self.name, reconciliation=self.declared.name, sentence=sentence, **facts))
 
 
-class JobReconciler(Reconciler["Job"]):
-    """A reconciliation of groups that consume from one database; there are so many others ``beside`` it.
-
-    A group may read one topic from several databases: its pairs then differ by the names under which it keeps it.
-    """
+class JobReconciler(DeclaredJob, Reconciler["Job"]):
+    """Runs a declared job by its timetable."""
 
     def __init__(
         self, declared: Reconciliation, values: Values, own: Access, stopping: threading.Event, *, beside: int = 0
     ) -> None:
-        self._declared, self._values = declared, values
-        self._beside, self._feeds = beside, dict[str, str]()
-        # Refused now rather than at night.
-        job = self.work_at(SOME_TIME)
-        super().__init__(declared, own, stopping, name=name_of(declared, job), pairs=job.names)
-
-    def work_at(self, now: dt.datetime) -> Job:
-        """Return the job."""
-        try:
-            job = job_of(self._values, lambda _: now)
-        except InvalidSettings as error:
-            raise self._declared.refused(str(error)) from None
-        pairs = tuple(pair.from_feed(self._feeds.get(pair.topic, pair.topic)) for pair in job.pairs)
-        return replace(job, pairs=pairs)
+        DeclaredJob.__init__(self, declared, values, beside=beside)
+        Reconciler.__init__(self, declared, own, stopping, name=self.name, pairs=self.pairs)
 
     def locate(self) -> bool:
-        """Ask both databases, until each group has read from this producer.
-
-        Raises:
-            SourceError: one can't be asked now, and others have the same pairs.
-        """
-        from outbox.reconcile.source import located  # noqa: PLC0415 - an extra
-
-        if self._feeds:
-            return True
+        """Ask as any declared job; where no other has its pairs, it needn't be known."""
         try:
-            job = located(self.work_at(SOME_TIME), unmet=False)
+            return DeclaredJob.locate(self) or not self._beside
         except SourceError:  # the run tells of it
             if self._beside:
                 raise
-            job = None
-        if job is None:
-            return not self._beside
-        self._feeds = {pair.topic: pair.feed for pair in job.pairs}
-        self.pairs[:] = job.names
-        return True
+            return True
 
     def _ordered(self, work: Job, actor: str, *, dry_run: bool) -> Job:
         return replace(work, apply=work.apply and not dry_run, actor=actor)
@@ -360,3 +379,62 @@ class FleetReconciler(Reconciler["FleetRun"]):
         else:
             reached = result.verdict
             self._tell(ReconciliationFinished, result.sentence, clean=not (reached.left or reached.measures))
+
+
+class Runs:
+    """Runs what messages ask for of one reconciliation; its calls are the passes of a duty, which last as long."""
+
+    def __init__(
+        self,
+        name: str,
+        reconcilers: Sequence[JobReconciler | FleetReconciler],
+        outbox: ServedOutbox,
+        stopping: threading.Event,
+        at_end: Callable[[Callable[[], object]], object],
+    ) -> None:
+        self.name: str = f"run {name}"
+        self._all = reconcilers
+        self._reconcilers: dict[tuple[str, str], JobReconciler | FleetReconciler] = {}
+        subscription = Subscription(
+            TOPIC,
+            self.handle,
+            None,
+            outbox.codecs,
+            group=name,
+            about=TOPIC,
+            keys=(name,),
+            retry_delays=(_AGAIN,) * int(86_400 / _AGAIN),
+            transactional=False,
+            timeout=LONGEST,
+        )
+        self._consumer = OutsideConsumer(
+            subscription, outbox.settings, stopping.is_set, context=CallContext(outbox.active), retries=True
+        )
+        self._has_started = self._knows_all = False
+        at_end(self._consumer.end)
+
+    def __call__(self, connection: Connection, source: Connection) -> Counts:
+        """Handle the messages that are there, one after the other."""
+        located = [each for each in self._all if each.locate()]
+        self._knows_all = len(located) == len(self._all)
+        # An operator may have ordered by the topic, before this worker knew the feed.
+        by_topic = {(topic_of(topic), group): each for each in located for topic, group in each.pairs[:1]}
+        self._reconcilers = by_topic | {each.pairs[0]: each for each in located}
+        if not self._has_started:
+            self._consumer.start(connection, source)
+            self._has_started = True
+        return self._consumer.consume_once(connection, source)
+
+    def handle(self, message: Message) -> Park | Retry | None:
+        """Run what a message asks for."""
+        request = RunRequest.of(message.body)
+        if (reconciler := self._reconcilers.get(request.pair)) is not None:
+            reconciler.handle(message.id, request)
+        elif not self._knows_all:  # it may be of one whose group hasn't read from its source yet
+            return Retry(_AGAIN)
+        elif request.by is not None:
+            return Park(
+                f"reconciliation {request.schedule!r} doesn't compare {request.topic} with {request.group} any more"
+            )
+        # Its timetable goes on with the pairs that it has now.
+        return None
