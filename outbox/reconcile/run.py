@@ -361,7 +361,7 @@ def _engine(job: Job, progress: Progress) -> Iterator[Engine]:
         yield engine
 
 
-class _Limited:
+class _Limited(NoProgress):
     """A progress that ends a job which takes longer than so many seconds."""
 
     def __init__(self, progress: Progress, seconds: float) -> None:

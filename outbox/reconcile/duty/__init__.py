@@ -40,8 +40,7 @@ def _prune(
     settings: Settings, name: str, connection: Connection, source: Connection, stopping: Callable[[], bool]
 ) -> Counts:
     """Delete what the group of a reconciliation needs no more, and old runs of fleets, which have no group."""
-    from outbox.reconcile.record.requests import TOPIC  # noqa: PLC0415 - what few workers do
-    from outbox.reconcile.record.timetable import FLEET  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.record.timetable import FLEET, TOPIC  # noqa: PLC0415 - what few workers do
 
     feed = feed_from(connection, settings.schema, TOPIC, read_source(source, source_identity(settings.schema))[0][0][0])
     counts = prune_consumer_once(connection, source, settings, name, feed, stopping=stopping)

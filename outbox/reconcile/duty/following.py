@@ -17,7 +17,8 @@ from outbox.errors import InvalidSettings
 from outbox.message.model import Counts
 from outbox.reconcile.config import Values
 from outbox.reconcile.duty.reconciliation import SOME_TIME, DeclaredJob, hand_over, values_of
-from outbox.reconcile.job import Job, Reconciliation, Stoppable
+from outbox.reconcile.job import Job, Stoppable
+from outbox.reconcile.record.timetable import Reconciliation
 from outbox.telemetry.hooks import emit
 
 if TYPE_CHECKING:

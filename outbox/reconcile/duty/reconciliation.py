@@ -1,7 +1,5 @@
 """The reconciliation as a duty: its runs are messages, handled outside of transactions.
 
-Each message requests one run (`outbox.reconcile.record.requests`).
-
 When the next run is due follows from the timetable, from how the last run ended, and from the database's clock
 (`outbox.reconcile.record.timetable`). So each worker can send its message at any time, and all send the same one:
 between two runs there is one, and a timetable that has changed makes another one. The worker that gets a message looks
@@ -36,9 +34,16 @@ from outbox.message.answer import finished
 from outbox.message.ids import derived_id
 from outbox.message.model import Counts, Message, Park, Retry
 from outbox.reconcile.config import Values, job_of, merged, own_access, read_file, read_mapping, subscribed
-from outbox.reconcile.job import Access, Interrupted, Job, Reconciliation, Stoppable, Window
-from outbox.reconcile.record.requests import TOPIC, RunRequest
-from outbox.reconcile.record.timetable import FLEET, LastRun, Timetable, last_scheduled
+from outbox.reconcile.job import Access, Interrupted, Job, Stoppable, Window
+from outbox.reconcile.record.timetable import (
+    FLEET,
+    TOPIC,
+    LastRun,
+    Reconciliation,
+    RunRequest,
+    Timetable,
+    last_scheduled,
+)
 from outbox.telemetry.events import (
     ReconciliationFailed,
     ReconciliationFinished,

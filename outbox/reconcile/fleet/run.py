@@ -244,4 +244,4 @@ class FleetRun:
             "members": len(result.members),
             "failed": result.failed,
         }
-        record.close(run_id, {outcome.label: number for outcome, number in sorted(counts.items()) if number}, plan)
+        record.close(run_id, counts, plan)

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from outbox.database.execute import Statement, execute, lock_key, statement
 from outbox.database.sql import try_lock
 from outbox.message.model import uuid7
-from outbox.reconcile.job import HEALED, LAST_ID, Job, Outcome, Pair, Range
+from outbox.reconcile.job import HEALED, LABELED, LAST_ID, Job, Outcome, Pair, Range, counts_as_json, counts_of_json
 from outbox.reconcile.record.settled import Mark
 from outbox.reconcile.record.views import SETTLED
 from outbox.reconcile.record.write import FINDINGS, of_findings
@@ -185,7 +185,7 @@ class FollowerRecord:
         """Return the differences of a run that are open, the oldest first."""
         with connection.begin():
             (rows,) = execute(connection, self._statement(_OPEN, run=run))
-        return {id_: KnownDifference(Outcome[kind.upper()], result) for id_, kind, result in rows}
+        return {id_: KnownDifference(LABELED[kind], result) for id_, kind, result in rows}
 
     def keep(
         self,
@@ -398,13 +398,3 @@ def clustered(ids: Iterable[UUID], close: int = _CLOSE, many: int = _MANY) -> tu
         if len(found) >= many
     ]
     return single, sorted(ranges)
-
-
-def counts_as_json(counts: Mapping[Outcome, int]) -> dict[str, int]:
-    """Return counts by the labels of outcomes, without those that are 0."""
-    return {outcome.label: number for outcome, number in sorted(counts.items()) if number}
-
-
-def counts_of_json(counts: Mapping[str, int]) -> Counter[Outcome]:
-    """Return what `counts_as_json` returned."""
-    return Counter({Outcome[name.upper()]: number for name, number in counts.items()})

@@ -14,7 +14,7 @@ from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
-from outbox.reconcile.job import DONE, Access, Interrupted, Job, Outcome, Repair, Window, hidden
+from outbox.reconcile.job import DONE, Access, Interrupted, Job, Outcome, Repair, Window, counts_as_json, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import DIGESTS, Finding, MeasureResult, PairResult, Repaired, to_findings
@@ -177,9 +177,9 @@ class RunRecord:
         finally:
             ended.set()
 
-    def close(self, run_id: UUID, counts: Mapping[str, int], plan: Mapping[str, Any]) -> None:
+    def close(self, run_id: UUID, counts: Mapping[Outcome, int], plan: Mapping[str, Any]) -> None:
         """Write what a run has counted, and how it went: it is over."""
-        self._write(_END, run_id, counts=json.dumps(counts), plan=json.dumps(plan))
+        self._write(_END, run_id, counts=json.dumps(counts_as_json(counts)), plan=json.dumps(plan))
 
     @property
     def _schema(self) -> str:
@@ -226,14 +226,13 @@ class Record(RunRecord):
 
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""
-        counts = {outcome.label: number for outcome, number in sorted(result.counts.items()) if number}
         seconds = {name: round(seconds, 3) for name, seconds in result.seconds.items()}
         outcome = {
             "healed": result.healed,
             "left_out": result.left_out,
             "backlog": dict(sorted(result.backlog.items())),
         }
-        self.close(result.run_id, counts, plain(result.plan) | outcome | {"seconds": seconds})
+        self.close(result.run_id, result.counts, plain(result.plan) | outcome | {"seconds": seconds})
 
 
 def of_findings(run_id: UUID, found: Sequence[Finding], policy: Mapping[Outcome, Repair]) -> dict[str, object]:
