@@ -23,20 +23,19 @@ from outbox.cli.output import Code, Output, needing
 from outbox.cli.processes import named_app
 from outbox.cli.reconcile import (
     FILTERS,
-    SHOWN,
     PairOptions,
     RecordingOptions,
+    ReportOptions,
     SourceOptions,
-    SummaryOptions,
     described_job,
     no_result,
-    writing,
+    sure,
 )
 from outbox.database.engines import connect, discard, sync_engine
 from outbox.database.execute import Backoff
 from outbox.errors import InvalidSettings, SourceError, was_interrupted
 from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
-from outbox.reconcile.job import PASS_EVERY, Job, Repair, Window, hidden
+from outbox.reconcile.job import PASS_EVERY, Job, Window, hidden
 from outbox.text import summary_of
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ _BOUNDS = options_of(Bounds)
 def fleet(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The fleet as a file, or a folder of files *.toml.")],
     bounds: Any,
-    report: SummaryOptions,
+    report: ReportOptions,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only databases named so, and no totals; again for more."),
@@ -91,7 +90,7 @@ def fleet(
         if whole.job.get("apply"):
             options.need_terminal("not repairing", yes=yes)
         result = _run(whole, yes=yes)
-        _report(report, result)
+        report.report(result, "outbox.reconcile.fleet.report")
 
     reached = result.verdict
     if result.failed:
@@ -126,42 +125,10 @@ def _run(fleet: Fleet, *, yes: bool) -> FleetResult:
 
     with output.Bars() as bars:
         result = compare_fleet(fleet, bars)
-    if fleet.job.get("apply"):
-        number = sum(
-            found
-            for member, each in result.results
-            for pair in each.pairs
-            for kind, found in pair.differences.items()
-            if kind.repair(member.job.policy) is not Repair.ALERT
-        )
-        if number and (yes or options.ask(f"Repair {number:,} differences?")):
-            with output.Bars() as bars:
-                mend_fleet(fleet, result, bars)
+    if fleet.job.get("apply") and sure([(member.job, each) for member, each in result.results], yes=yes):
+        with output.Bars() as bars:
+            mend_fleet(fleet, result, bars)
     return result
-
-
-def _report(report: SummaryOptions, result: FleetResult) -> None:
-    from outbox.reconcile.fleet.report import (  # noqa: PLC0415 - an extra
-        fleet_as_json,
-        print_fleet,
-        write_fleet_html,
-        write_fleet_prometheus,
-    )
-    from outbox.reconcile.report import write_findings  # noqa: PLC0415 - an extra
-
-    if report.output is Output.JSON:
-        output.print_json(fleet_as_json(result, report.limit))
-    else:
-        print_fleet(result, output.console(), SHOWN if report.limit is None else report.limit)
-    for name, path in report.files():
-        with writing(path):
-            if name == "html":
-                write_fleet_html(path, result)
-            elif name == "prometheus":
-                write_fleet_prometheus(path, result)
-            else:
-                for _, each in result.results:
-                    write_findings(path, each)
 
 
 #: What only a run has is left out.
