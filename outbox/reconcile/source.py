@@ -213,10 +213,12 @@ def snapshots_of(
     waiting: Callable[[], None] = lambda: None,
     settings: SessionSettings = SessionSettings(),
     foreign: Collection[Part] = (),
+    on: Callable[[Part], Connection | None] = lambda _: None,
 ) -> Iterator[Snapshots]:
     """Take a snapshot of the databases, the consumer's first, and hold them until the end of the block.
 
-    Of ``foreign`` ones our tables aren't read, and needn't be there.
+    Of ``foreign`` ones our tables aren't read, and needn't be there. ``on`` gives the connection for each, None where
+    one is to be opened.
 
     While they are held, vacuum can't remove what they see: don't hold them longer than it takes to read. ``waiting``
     is called now and then as long as another session has locked a table; what it raises ends the wait. ``settings`` are
@@ -230,7 +232,7 @@ def snapshots_of(
     with ExitStack() as stack:
         for part, access in sorted(databases.items()):  # by their names, the consumer first
             ours = [] if part in foreign else [part]
-            taken[part] = stack.enter_context(snapshot_of(access, ours, waiting=waiting, settings=settings))
+            taken[part] = stack.enter_context(snapshot_of(access, ours, on(part), waiting=waiting, settings=settings))
         yield Snapshots(taken)
 
 

@@ -358,7 +358,7 @@ def _count(inbox: _Inbox, ids: Array, step: Callable[[], None]) -> None:
     result.findings = gravest(pa.concat_tables([result.findings, new]), job.max_findings)
     result.left_out = sum(result.differences.values()) - result.findings.num_rows
     record = Record(job)
-    record.findings(result)
+    record.findings(result, job.policy)
     record.end(result)
 
 
