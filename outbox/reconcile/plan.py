@@ -26,7 +26,7 @@ from random import SystemRandom
 from typing import Protocol
 from uuid import UUID
 
-from outbox.database.execute import Row, Statement, execute
+from outbox.database.execute import Row, Template, execute
 from outbox.reconcile import sql
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Range, Tier, described
 from outbox.reconcile.rows import Estimate, Rules
@@ -67,13 +67,13 @@ def size_of(snapshots: Snapshots) -> Size:
 def rows_of(part: Part, snapshot: Snapshot) -> int:
     """Return about how many rows one of our sides has."""
     with reaching(snapshot.access):
-        (((rows, size),),) = execute(snapshot.connection, sql.size(part, snapshot.access.schema))
+        (((rows, size),),) = execute(snapshot.connection, sql.SIZE[part](snapshot.access.schema))
     return int(rows) or int(size) // _BYTES_OF_ROW
 
 
 def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
     """Return about ``count`` ids that are evenly spread over the larger side, in order."""
-    return _sampled(snapshots, size, lambda part, schema: sql.sample(part, schema, count)) if count > 0 else []
+    return _sorted(_read(snapshots, size, sql.SAMPLE, points=count)) if count > 0 else []
 
 
 def points_between(
@@ -93,7 +93,7 @@ def points_between(
 
 def points_of_ranges(snapshots: Snapshots, size: Size, pair: Pair, ranges: Sequence[Range], step: int) -> list[UUID]:
     """Return each ``step``-th id of ranges, of the larger side of a pair, in order."""
-    return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, pair.group, ranges, step))
+    return _sorted(_read(snapshots, size, sql.SAMPLE_RANGES, **sql.bounds_of(ranges), step=step, group=pair.group))
 
 
 def sampled_ranges(
@@ -111,7 +111,7 @@ def sampled_ranges(
     chance = SystemRandom()
     steps = range(0, len(at) - 1, max(-(-len(at) // count), 1))
     firsts = [UUID(int=chance.randrange(at[step].int, at[step + 1].int)) for step in steps]
-    found = _read(snapshots, size, lambda part, schema: sql.range_ends(part, schema, pair.group, firsts, SAMPLE_ROWS))
+    found = _read(snapshots, size, sql.RANGE_ENDS, firsts=sql.as_array(firsts), rows=SAMPLE_ROWS, group=pair.group)
     chosen: list[Range] = []
     before = FIRST_ID
     for first, end in sorted((first, end) for first, end in found if end is not None):
@@ -147,17 +147,16 @@ def _larger(size: Size) -> Part:
     return "producer" if size["producer"] >= size["consumer"] else "consumer"
 
 
-def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[Part, str], Statement]) -> list[UUID]:
-    """Return ids of the larger side, in order; ``sample`` reads them in a schema."""
-    return sorted({row[0] for row in _read(snapshots, size, sample)})
+def _sorted(rows: Iterable[Row]) -> list[UUID]:
+    return sorted({row[0] for row in rows})
 
 
-def _read(snapshots: Snapshots, size: Size, question: Callable[[Part, str], Statement]) -> Sequence[Row]:
-    """Return what a question to the larger side, in a schema, is answered."""
+def _read(snapshots: Snapshots, size: Size, question: Mapping[Part, Template], **values: object) -> Sequence[Row]:
+    """Return what a question to the larger side is answered."""
     part = _larger(size)
-    snapshot = snapshots.producer if part == "producer" else snapshots.consumer
+    snapshot = snapshots.of[part]
     with reaching(snapshot.access):
-        return execute(snapshot.connection, question(part, snapshot.access.schema))[0]
+        return execute(snapshot.connection, question[part](snapshot.access.schema, **values))[0]
 
 
 def cut(ranges: Iterable[Range], at: Sequence[UUID]) -> list[Range]:
