@@ -35,8 +35,7 @@ from outbox.database.engines import connect, discard, sync_engine
 from outbox.database.execute import Backoff
 from outbox.errors import InvalidSettings, SourceError, was_interrupted
 from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
-from outbox.reconcile.job import PASS_EVERY, Job, Window, hidden
-from outbox.text import summary_of
+from outbox.reconcile.job import PASS_EVERY, Job, Window
 
 if TYPE_CHECKING:
     from outbox.reconcile.fleet.members import Member
@@ -183,6 +182,7 @@ def follow(
 
 def _run_followers(job: Job, followers: list[Follower]) -> None:
     """Take the passes as they come due; say what goes wrong, and go on."""
+    from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
     from outbox.reconcile.source import engine_of  # noqa: PLC0415 - an extra
 
     backoff, engine = Backoff(_FIRST_WAIT, _LONGEST_WAIT), engine_of(job.recorder)
@@ -199,10 +199,7 @@ def _run_followers(job: Job, followers: list[Follower]) -> None:
             except (SourceError, SQLAlchemyError) as error:
                 if was_interrupted(error):
                     raise KeyboardInterrupt from None
-                text = " ".join(summary_of(error).split())
-                for access in (job.producer, job.consumer, job.recorder):
-                    text = hidden(text, access.url)
-                output.say(f"{text}; it is tried again")
+                output.say(f"{why_of(error, job)}; it is tried again")
                 if connection is not None:
                     discard(connection)
                 connection, wait = None, backoff.next()
