@@ -50,12 +50,11 @@ def _prune(
 def _follow(at: Post) -> Iterator[Task]:
     if not at.outbox.reconciliations:
         return
-    from outbox.reconcile.duty.following import Following, followings  # noqa: PLC0415 - what few workers do
-    from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.duty.reconciliation import DeclaredJob, followings, reconcilers  # noqa: PLC0415 - as above
     from outbox.reconcile.duty.repairs import Repairs  # noqa: PLC0415 - what few workers do
 
     found = reconcilers(at.outbox, at.stopping)
-    having: list[JobReconciler | Following] = [each for each in found if isinstance(each, JobReconciler)]
+    having: list[DeclaredJob] = [each for each in found if isinstance(each, DeclaredJob)]
     for following in followings(at.outbox, at.stopping):
         at.at_end(following.end)
         compares = following.declared.name, following.pairs

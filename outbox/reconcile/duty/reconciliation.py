@@ -17,8 +17,9 @@ import datetime as dt
 import importlib
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,7 +29,7 @@ from outbox.consumer.outside.calls import CallContext
 from outbox.consumer.outside.consumer import OutsideConsumer
 from outbox.consumer.subscription import Subscription
 from outbox.database.execute import Template, execute
-from outbox.database.sql import wait_at_most
+from outbox.database.sql import NOW, wait_at_most
 from outbox.errors import InvalidSettings, SourceError, pip_install
 from outbox.message.answer import finished
 from outbox.message.ids import derived_id
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from outbox.database.duty import ServedOutbox
     from outbox.reconcile.fleet.config import Fleet
     from outbox.reconcile.fleet.run import FleetResult, FleetRun
+    from outbox.reconcile.follow.follower import Follower, PassResult
     from outbox.reconcile.record.write import Recorded, RunIds
     from outbox.reconcile.rows import JobResult
 
@@ -80,6 +82,8 @@ LONGEST = 86_400.0
 _AGAIN = 600.0
 #: The pause (seconds) between two looks whether the message of the next run is there.
 SCHEDULE_EVERY = 5.0
+#: The longest time (seconds) until it is looked whether a pass is due that another worker should have taken.
+READ_EVERY = 5.0
 #: How long (seconds) a look waits for a lock.
 _PATIENCE = 3.0
 #: Any time, for a job that is only looked at.
@@ -102,6 +106,21 @@ def reconcilers(outbox: ServedOutbox, stopping: threading.Event) -> list[JobReco
             jobs = values_of(declared, outbox)
             found += [JobReconciler(declared, values, own, stopping, beside=len(jobs) - 1) for values in jobs]
     return found
+
+
+def followings(outbox: ServedOutbox, stopping: threading.Event) -> list[Following]:
+    """Return what follows the log for an Outbox, one for each database that its groups consume from.
+
+    Raises:
+        InvalidSettings: one that can't be run: its libraries aren't installed, or the declaration doesn't fit.
+    """
+    return [
+        Following(declared, values, stopping, beside=len(jobs) - 1)
+        for declared in outbox.reconciliations.values()
+        if declared.follows is not False
+        for jobs in [values_of(declared, outbox)]
+        for values in jobs
+    ]
 
 
 def _of_fleet(declared: Reconciliation, path: Path, outbox: ServedOutbox, stopping: threading.Event) -> FleetReconciler:
@@ -443,3 +462,72 @@ class Runs:
             )
         # Its timetable goes on with the pairs that it has now.
         return None
+
+
+# --- without an end --------------------------------------------------------------------------------------
+
+# Each pass is taken by one of the workers that have it: the record keeps the others off (`follow.record`). Findings,
+# new and gone, are told when they are written down: one event for each kind and pass, however many messages they are.
+
+
+class Following(DeclaredJob):
+    """A declared job that follows the log; its calls are passes."""
+
+    def __init__(self, declared: Reconciliation, values: Values, stopping: threading.Event, *, beside: int = 0) -> None:
+        from outbox.reconcile.follow.follower import check_followed  # noqa: PLC0415 - an extra
+
+        super().__init__(declared, values, beside=beside)
+        self._progress = Stoppable(stopping)
+        self._followers: list[Follower] = []
+        self._due_at = time.monotonic()
+        try:
+            check_followed(self.work_at(SOME_TIME))
+        except InvalidSettings as error:
+            raise declared.refused(str(error)) from None
+
+    def wait(self) -> float:
+        """Return after how many seconds to look again whether a pass is due."""
+        return min(max(self._due_at - time.monotonic(), 0.0), READ_EVERY)
+
+    def __call__(self, connection: Connection, _: Connection) -> Counts:
+        """Take the pass of each pair that is due, and that no other worker takes."""
+        if not self._feeds and self.locate() and any(topic != feed for topic, feed in self._feeds.items()):
+            self.end()
+            self._followers.clear()
+        if not self._followers:
+            if self._beside and not self._feeds:  # whose log it is can't be told before
+                return Counts()
+            with connection.begin():
+                ((now,),) = execute(connection, NOW)[0]
+            self._followers = list(self._made(self.work_at(now)))
+        counts = Counts()
+        self._due_at = time.monotonic() + self.declared.pass_every
+        failure: Exception | None = None
+        for follower in self._followers:
+            self._progress.done(0)
+            try:
+                counts += follower(connection)
+            except Exception as error:  # the other pairs go on
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return counts
+
+    def end(self) -> None:
+        """Close the connections, also under a pass that runs on."""
+        for follower in self._followers:
+            follower.close()
+
+    def _made(self, job: Job) -> Iterator[Follower]:
+        from outbox.reconcile.follow.follower import Follower  # noqa: PLC0415 - an extra
+
+        every = self.declared.pass_every
+        for pair in job.pairs:
+            yield Follower(job, pair, self.declared.name, every, self._report, lambda: self._progress.done(0))
+
+    def _report(self, result: PassResult) -> None:
+        from outbox.reconcile.follow.follower import events_of  # noqa: PLC0415 - an extra
+
+        for event in events_of(result, self.name, self.declared.name):
+            emit(event)
+        hand_over(self.declared, self.name, result, self._followers[0].job)

@@ -29,8 +29,7 @@ from outbox.reconcile.job import DONE, HEALED, LABELED, Job, Repair
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.reconcile.duty.following import Following
-    from outbox.reconcile.duty.reconciliation import JobReconciler
+    from outbox.reconcile.duty.reconciliation import DeclaredJob
     from outbox.reconcile.job import Pair
     from outbox.reconcile.rows import Repaired
 
@@ -45,9 +44,9 @@ SELECT message_id, kind, coalesce(action, 'alert'), result FROM {s}.reconciliati
 class Repairs:
     """Carries out the repairs ordered for the pairs of reconciliations; its calls are the passes of a duty."""
 
-    def __init__(self, having: Sequence[JobReconciler | Following], schema: str) -> None:
+    def __init__(self, having: Sequence[DeclaredJob], schema: str) -> None:
         self._all = having
-        self._having: dict[tuple[str, str], JobReconciler | Following] = {}
+        self._having: dict[tuple[str, str], DeclaredJob] = {}
         self._schema = schema
 
     def __call__(self, connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
