@@ -230,7 +230,7 @@ _TABLES: dict[Part, tuple[str, str, str]] = {
 }
 
 
-def _of_sides(sql: str) -> dict[Part, Template]:
+def _templates(sql: str) -> dict[Part, Template]:
     return {
         part: Template(sql.replace("{table}", table).replace("{id}", id_).replace("{own}", own))
         for part, (table, id_, own) in _TABLES.items()
@@ -243,7 +243,7 @@ _LEAVES = """(SELECT relid FROM pg_partition_tree('{s}.{table}') WHERE isleaf
 
 #: Read the ids at evenly spaced pages of a side: the first row of each, the same of each partition; a page whose first
 #: row is gone gives none. Rows: ``(id,)``, about as many as there are ``points``, in no order.
-SAMPLE = _of_sides(f"""
+SAMPLE = _templates(f"""
 WITH p AS (
     SELECT sum(pages)::int8 AS pages, max(pages) AS longest
       FROM (SELECT pg_relation_size(relid) / current_setting('block_size')::int8 AS pages
@@ -258,7 +258,7 @@ SELECT {{id}} FROM {{s}}.{{table}}
 
 #: Read each ``step``-th id of ranges (`bounds_of`) of a side, by its index; of the inbox those of a ``group``. Rows:
 #: ``(id,)``, in no order that matters.
-SAMPLE_RANGES = _of_sides(f"""
+SAMPLE_RANGES = _templates(f"""
 SELECT id FROM (
     SELECT x.id, row_number() OVER () AS n
       FROM {_RANGES}
@@ -269,14 +269,14 @@ SELECT id FROM (
 
 #: Read where ranges end that begin with ids (``firsts``) and have so many ``rows`` of a side, by its index; of the
 #: inbox those of a ``group``. Rows: ``(first, end)``; NULL is the end of the table.
-RANGE_ENDS = _of_sides("""
+RANGE_ENDS = _templates("""
 SELECT p.id, (SELECT {id} FROM {s}.{table} WHERE {own} AND {id} >= p.id ORDER BY {id} OFFSET %(rows)s LIMIT 1)
   FROM unnest(%(firsts)s::uuid[]) AS p (id)
 """)
 
 #: Read about how big a side is, as the planner reckons: as dense as at the last ANALYZE, and as big as it is now. Rows:
 #: ``(rows, bytes)``; 0 rows if it never was analyzed.
-SIZE = _of_sides(f"""
+SIZE = _templates(f"""
 SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_size(oid)
                     / current_setting('block_size')::int8), 0)::int8, sum(pg_relation_size(oid))::int8
   FROM {_LEAVES} JOIN pg_class ON oid = relid

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.reconcile.spark.session import telling
+from outbox.reconcile.spark.session import reason_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,4 +129,4 @@ def test_a_java_that_ends_is_told_by_what_its_log_says(tmp_path: Path, conf: dic
 )
 def test_the_telling_line_of_a_log_isnt_the_last(log: list[str], why: str | None) -> None:
     """What follows a failure, warnings and traces, isn't taken for its reason."""
-    assert telling(log) == why
+    assert reason_in(log) == why

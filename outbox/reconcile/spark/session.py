@@ -159,7 +159,7 @@ def _local(options: Spark, workers: int, folder: Path) -> Iterator[Session]:
                 _end_java()
                 log.close()
                 if _SAYS_NOTHING.search(why):
-                    why = telling(log.lines) or why
+                    why = reason_in(log.lines) or why
                 for name, value in options.conf.items():
                     why = why.replace(value, "***") if _SECRET.search(name) else why
                 raise ReconcileError(f"Spark doesn't start on {master}: {why}") from None
@@ -477,8 +477,8 @@ class JavaLog:
             self._pipe = None
 
     def _listen(self, pipe: int) -> None:
-        with open(pipe, "rb", closefd=False) as said:
-            while not (line := said.readline()).endswith(self._END):
+        with open(pipe, "rb", closefd=False) as stream:
+            while not (line := stream.readline()).endswith(self._END):
                 self.lines.append(line.decode(errors="replace").rstrip())
                 with suppress(OSError):  # a process without stderr
                     os.write(2, line)
@@ -521,7 +521,7 @@ def cause(error: Exception) -> str:
 _SAYS_NOTHING = re.compile("JAVA_GATEWAY_EXITED|Java gateway process exited|stopped SparkContext")
 _SECRET = re.compile(r"passw|secret|token|access.?key", re.IGNORECASE)
 #: Lines of the log that say why Java or Spark ended, those that tell most first.
-_TELLING = tuple(
+_REASONS = tuple(
     re.compile(each)
     for each in (
         r'Exception in thread "main" (?:[\w.$]+: )?(.+)',
@@ -531,10 +531,10 @@ _TELLING = tuple(
 )
 
 
-def telling(lines: Iterable[str]) -> str | None:
+def reason_in(lines: Iterable[str]) -> str | None:
     """Return what a log says of the reason for which Java or Spark ended; the last line mostly is of what followed."""
-    said = list(lines)
-    found = (match[1].strip() for each in _TELLING for line in said if (match := each.match(line)))
+    log = list(lines)
+    found = (match[1].strip() for each in _REASONS for line in log if (match := each.match(line)))
     return next(found, None)
 
 
