@@ -203,7 +203,7 @@ class LogSurveyor:
         ranges = [ids for ids, _ in expected]
         points = sorted(point for ids, rows in expected for point in evenly(ids, rows // _ROWS_OF_BUCKET))
         horizon = UUID(bytes=look.rules.horizon)
-        digester = PairDigester(self.snapshots, self.pair, {}, mixing_of(self.snapshots), horizon)
+        digester = PairDigester(self.snapshots, self.pair, mixing_of(self.snapshots), horizon)
         found = digester.digest(ranges, cut(ranges, points))
         for ids in ranges:
             chunk, table = self._judge(look, ids, found)
