@@ -25,8 +25,8 @@ from outbox.reconcile.rows import Comparison
 from outbox.reconcile.source import snapshots_of
 
 _WHOLE = [Range(FIRST_ID, None)]
-_RANGES, _PIECES = 1_000, 4
-#: Rows of a side in the ranges: of two scans, of ranges that are read, and of those that are digested once more.
+_RANGES = 1_000
+#: Rows of a side in the ranges: of two scans, of ranges that are read, and of those that are digested by the indexes.
 _FEW, _MANY, _READ, _SMALL, _LARGE = 60, 4_000, 60, 250, 1_000
 
 
@@ -66,14 +66,14 @@ def scan(place: Place, rows: int) -> Callable[[], Found]:
     return round_
 
 
-def split(place: Place, rows: int) -> Callable[[], Found]:
-    """Return what cuts up some ranges of so many rows of a side, and digests them once more."""
+def rescan(place: Place, rows: int) -> Callable[[], Found]:
+    """Return what digests some ranges of so many rows of a side, by the indexes."""
     sides = _Sides(place)
     some = sides.some(rows)
-    digester = PairDigester(sides.snapshots, sides.pair, sides.size, mixing_of(sides.snapshots), UUID(int=0))
+    digester = PairDigester(sides.snapshots, sides.pair, mixing_of(sides.snapshots), UUID(int=0))
 
     def round_() -> Found:
-        digester.digest(some, plan.cut(some, digester.points(some, rows // _PIECES)))
+        digester.digest(some, some)
         return {}
 
     return round_
@@ -118,8 +118,8 @@ def _measured(lab: Lab, place: Place) -> Mapping[str, float]:
         "many": partial(scan, rows=_MANY),
         "all": partial(read, rows=None),
         "read": partial(read, rows=_READ),
-        "small": partial(split, rows=_SMALL),
-        "large": partial(split, rows=_LARGE),
+        "small": partial(rescan, rows=_SMALL),
+        "large": partial(rescan, rows=_LARGE),
     }
     rounds = lab.scale(5, 1)
     with opened(makes, place) as arms:
@@ -140,8 +140,7 @@ def _figures(rows: int, micros: Mapping[str, float]) -> Iterator[Figure]:
         "BUCKET": (bucket, "a range digested"),
         "ROW": (row, "a row read and judged"),
         "RANGE": (micros["read"] / min(_RANGES, rows // _READ) - 2 * _READ * row, "a range read by itself"),
-        "RESCANNED": (rescanned, "a message digested once more, by the indexes"),
-        "SPLIT": (of_small - _SMALL * rescanned - _PIECES * bucket, "a range cut up and digested once more"),
+        "RESCANNED": (rescanned, "a message digested by the indexes"),
     }
     for name, (measured, what) in found.items():
         told = f"{measured:,.1f} µs CPU, in the model {getattr(plan, name):,.1f} µs"

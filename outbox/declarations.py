@@ -19,7 +19,7 @@ from outbox.errors import InvalidHandler
 from outbox.message.content import Codec, Codecs, check_group, check_seconds, check_topic
 from outbox.message.model import DeadLetter, Delivery, Message, Outgoing
 from outbox.message.topic import Topic
-from outbox.reconcile.job import Reconciliation
+from outbox.reconcile.record.timetable import Reconciliation
 from outbox.relay.intake.intake import Intake, check_intake
 from outbox.relay.published import PublishedTable
 from outbox.relay.relay import RelayRule

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -219,17 +219,17 @@ class RecordingOptions:
         return {"record_in": source.access(_find_url(self.record, "--record", RECORD_VARIABLE))}
 
 
-#: The module that writes each of the files of a result.
-_WRITERS = {
-    "html": "outbox.reconcile.report.html",
-    "prometheus": "outbox.reconcile.report.prometheus",
-    "findings": "outbox.reconcile.report",
+#: The module that has each form of a job's result, in a function of its name.
+_FORMS = {
+    "write_html": "outbox.reconcile.report.html",
+    "write_prometheus": "outbox.reconcile.report.prometheus",
+    **dict.fromkeys(("write_findings", "print_report", "as_json"), "outbox.reconcile.report"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryOptions:
-    """In which forms any result is reported; ``limit`` is of the findings shown on stdout."""
+class ReportOptions:
+    """In which forms a result is reported; ``limit`` is of the findings shown on stdout."""
 
     html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
     prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
@@ -241,7 +241,7 @@ class SummaryOptions:
 
     def files(self) -> list[tuple[str, Path]]:
         """Return what else than stdout the result goes to, by the option that names it."""
-        return [(name, path) for name in _WRITERS if (path := getattr(self, name))]
+        return [(name, path) for name in ("html", "prometheus", "findings") if (path := getattr(self, name))]
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time."""
@@ -254,38 +254,34 @@ class SummaryOptions:
                 raise Failure(f"--{name} {path}: there is no folder {path.parent}")
             if not os.access(path.parent, os.W_OK):
                 raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
-            importlib.import_module(_WRITERS[name])  # what isn't installed is reported now
+            importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
 
+    def report(self, result: object, module: str | None = None) -> None:
+        """Print a result, and write the files; ``module`` has all forms of one that isn't a job's."""
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions(SummaryOptions):
-    """In which forms the result of one job is reported."""
+        def form(name: str) -> Callable[..., Any]:
+            found: Callable[..., Any] = getattr(importlib.import_module(module or _FORMS[name]), name)
+            return found
 
-    def report(self, result: JobResult) -> None:
-        """Print the report, and write the files."""
         if self.output is Output.JSON:
-            from outbox.reconcile.report import as_json  # noqa: PLC0415 - needed by this command alone
-
-            output.print_json(as_json(result, self.limit))
+            output.print_json(form("as_json")(result, self.limit))
         else:
-            from outbox.reconcile.report import print_report  # noqa: PLC0415 - needed by this command alone
-
-            print_report(result, output.console(), SHOWN if self.limit is None else self.limit)
+            form("print_report")(result, output.console(), SHOWN if self.limit is None else self.limit)
         for name, path in self.files():
-            with writing(path):
-                getattr(importlib.import_module(_WRITERS[name]), f"write_{name}")(path, result)
+            with _writing(path):
+                form(f"write_{name}")(path, result)
 
     def report_failure(self, job: Job) -> None:
         """Write for Prometheus that a run failed."""
         if self.prometheus:
             from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415 - needed by this command alone
 
-            with writing(self.prometheus):
+            with _writing(self.prometheus):
                 write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     """Tell which file it is that can't be written in the block."""
     try:
         yield
@@ -376,16 +372,17 @@ def _run(job: Job, *, yes: bool) -> JobResult:
 
     with output.Bars() as bars:
         result = compare(job, bars)
-    if job.apply and _sure(job, result, yes=yes):
+    if job.apply and sure([(job, result)], yes=yes):
         with output.Bars() as bars:
             mend(job, result, bars)
     return result
 
 
-def _sure(job: Job, result: JobResult, *, yes: bool) -> bool:
+def sure(compared: Iterable[tuple[Job, JobResult]], *, yes: bool) -> bool:
     """Show what is to be repaired, and ask; if there is nothing to repair, there is nothing to ask."""
     repairs = [
         (pair.pair, kind, number, repair)
+        for job, result in compared
         for pair in result.pairs
         for kind, number in pair.differences.items()
         if (repair := kind.repair(job.policy)) is not Repair.ALERT

@@ -23,21 +23,19 @@ from outbox.cli.output import Code, Output, needing
 from outbox.cli.processes import named_app
 from outbox.cli.reconcile import (
     FILTERS,
-    SHOWN,
     PairOptions,
     RecordingOptions,
+    ReportOptions,
     SourceOptions,
-    SummaryOptions,
     described_job,
     no_result,
-    writing,
+    sure,
 )
 from outbox.database.engines import connect, discard, sync_engine
 from outbox.database.execute import Backoff
 from outbox.errors import InvalidSettings, SourceError, was_interrupted
 from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
-from outbox.reconcile.job import PASS_EVERY, Job, Repair, Window, hidden
-from outbox.text import summary_of
+from outbox.reconcile.job import PASS_EVERY, Job, Window
 
 if TYPE_CHECKING:
     from outbox.reconcile.fleet.members import Member
@@ -55,7 +53,7 @@ _BOUNDS = options_of(Bounds)
 def fleet(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The fleet as a file, or a folder of files *.toml.")],
     bounds: Any,
-    report: SummaryOptions,
+    report: ReportOptions,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only databases named so, and no totals; again for more."),
@@ -91,7 +89,7 @@ def fleet(
         if whole.job.get("apply"):
             options.need_terminal("not repairing", yes=yes)
         result = _run(whole, yes=yes)
-        _report(report, result)
+        report.report(result, "outbox.reconcile.fleet.report")
 
     reached = result.verdict
     if result.failed:
@@ -126,42 +124,10 @@ def _run(fleet: Fleet, *, yes: bool) -> FleetResult:
 
     with output.Bars() as bars:
         result = compare_fleet(fleet, bars)
-    if fleet.job.get("apply"):
-        number = sum(
-            found
-            for member, each in result.results
-            for pair in each.pairs
-            for kind, found in pair.differences.items()
-            if kind.repair(member.job.policy) is not Repair.ALERT
-        )
-        if number and (yes or options.ask(f"Repair {number:,} differences?")):
-            with output.Bars() as bars:
-                mend_fleet(fleet, result, bars)
+    if fleet.job.get("apply") and sure([(member.job, each) for member, each in result.results], yes=yes):
+        with output.Bars() as bars:
+            mend_fleet(fleet, result, bars)
     return result
-
-
-def _report(report: SummaryOptions, result: FleetResult) -> None:
-    from outbox.reconcile.fleet.report import (  # noqa: PLC0415 - an extra
-        fleet_as_json,
-        print_fleet,
-        write_fleet_html,
-        write_fleet_prometheus,
-    )
-    from outbox.reconcile.report import write_findings  # noqa: PLC0415 - an extra
-
-    if report.output is Output.JSON:
-        output.print_json(fleet_as_json(result, report.limit))
-    else:
-        print_fleet(result, output.console(), SHOWN if report.limit is None else report.limit)
-    for name, path in report.files():
-        with writing(path):
-            if name == "html":
-                write_fleet_html(path, result)
-            elif name == "prometheus":
-                write_fleet_prometheus(path, result)
-            else:
-                for _, each in result.results:
-                    write_findings(path, each)
 
 
 #: What only a run has is left out.
@@ -216,6 +182,7 @@ def follow(
 
 def _run_followers(job: Job, followers: list[Follower]) -> None:
     """Take the passes as they come due; say what goes wrong, and go on."""
+    from outbox.reconcile.record.write import why_of  # noqa: PLC0415 - an extra
     from outbox.reconcile.source import engine_of  # noqa: PLC0415 - an extra
 
     backoff, engine = Backoff(_FIRST_WAIT, _LONGEST_WAIT), engine_of(job.recorder)
@@ -232,10 +199,7 @@ def _run_followers(job: Job, followers: list[Follower]) -> None:
             except (SourceError, SQLAlchemyError) as error:
                 if was_interrupted(error):
                     raise KeyboardInterrupt from None
-                text = " ".join(summary_of(error).split())
-                for access in (job.producer, job.consumer, job.recorder):
-                    text = hidden(text, access.url)
-                output.say(f"{text}; it is tried again")
+                output.say(f"{why_of(error, job)}; it is tried again")
                 if connection is not None:
                     discard(connection)
                 connection, wait = None, backoff.next()

@@ -204,7 +204,7 @@ class ServedOutbox(Protocol):
 
     @property
     def reconciliations(self) -> Mapping[str, Any]:
-        """What is to be reconciled, by name (`outbox.reconcile.job.Reconciliation`)."""
+        """What is to be reconciled, by name (`outbox.reconcile.record.timetable.Reconciliation`)."""
 
     def groups_to_confirm(self) -> Sequence[Any]:
         """Return the groups that are asked what became of messages (`outbox.delivery.known_group.KnownGroup`)."""

@@ -19,7 +19,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from outbox.database.execute import Row, Statement, execute
-from outbox.reconcile import plan, sql
+from outbox.reconcile import sql
 from outbox.reconcile.job import Outcome, Pair, Part, Range
 from outbox.reconcile.plan import Digested
 from outbox.reconcile.source import PostgresSide, Snapshot, Snapshots, reaching
@@ -360,13 +360,8 @@ class PairDigester:
 
     snapshots: Snapshots
     pair: Pair
-    size: plan.Size
     mixing: sql.Mixing
     horizon: UUID
-
-    def points(self, ranges: Sequence[Range], rows: int) -> list[UUID]:
-        """Return ids, in order, that cut ranges into pieces of about so many rows of the larger side."""
-        return plan.points_of_ranges(self.snapshots, self.size, self.pair, ranges, rows)
 
     def digest(self, ranges: Sequence[Range], pieces: Sequence[Range]) -> Digested:
         """Digest the pieces of ranges in both databases."""

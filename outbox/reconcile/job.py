@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from threading import Event
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, quote_plus
@@ -21,11 +21,10 @@ from sqlalchemy import Engine, make_url
 
 from outbox.database.engines import connect_url
 from outbox.errors import InvalidSettings
-from outbox.message.content import check_group, check_seconds, check_topic
+from outbox.message.content import check_group, check_topic
 from outbox.reader import Reader, Seconds, option
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.tables import NAMES, OF_FOREIGN, ForeignTable, wrong_columns
-from outbox.schedule.recurrence import Recurrence
 from outbox.settings import Settings
 
 #: The first and the last of all ids.
@@ -35,8 +34,7 @@ FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 PASS_EVERY, MAX_TIME = 20.0, 6 * 3600.0
 
 _EPOCH, _MILLISECOND = dt.datetime.fromtimestamp(0, dt.UTC), dt.timedelta(milliseconds=1)
-_IDENTIFIER, _NAME = (re.compile(each, re.ASCII) for each in (r"[A-Za-z_][A-Za-z0-9_]{0,62}", r"[A-Za-z0-9_-]{1,63}"))
-_TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
 class Repair(enum.StrEnum):
@@ -169,8 +167,19 @@ _BY_HAND: Mapping[Outcome, str] = {
     "`outbox half rollback ID` decides by hand",
 }
 
-#: The differences, gravest first.
+#: The differences, gravest first; and by their labels.
 KINDS: tuple[Outcome, ...] = tuple(outcome for outcome in Outcome if outcome.differs)
+LABELED: Mapping[str, Outcome] = {kind.label: kind for kind in KINDS}
+
+
+def counts_as_json(counts: Mapping[Outcome, int]) -> dict[str, int]:
+    """Return counts by the labels of outcomes, without those that are 0."""
+    return {outcome.label: number for outcome, number in sorted(counts.items()) if number}
+
+
+def counts_of_json(counts: Mapping[str, int]) -> Counter[Outcome]:
+    """Return what `counts_as_json` returned."""
+    return Counter({Outcome[label.upper()]: number for label, number in counts.items()})
 
 
 class Tier(enum.StrEnum):
@@ -527,6 +536,10 @@ class Job:
         """The topic, as its group keeps it, and the group of each pair."""
         return tuple((pair.feed, pair.group) for pair in self.pairs)
 
+    def from_feeds(self, feeds: Mapping[str, str]) -> Job:
+        """Return it with the feeds, by topic, that the groups have of this producer's topics."""
+        return replace(self, pairs=tuple(pair.from_feed(feeds.get(pair.topic, pair.topic)) for pair in self.pairs))
+
     @property
     def recorder(self) -> Access:
         """The database that has the record."""
@@ -618,83 +631,11 @@ class Stoppable(NoProgress):
     def __init__(self, stopping: Event) -> None:
         self._stopping = stopping
 
-    def stage(self, title: str, total: int | None) -> None:
+    def stage(self, title: str, total: int | None) -> None:  # noqa: ARG002 - any stage is a step
         """A stage begins."""
-        super().stage(title, total)
         self.done(0)
 
-    def done(self, steps: int) -> None:
+    def done(self, steps: int) -> None:  # noqa: ARG002 - as many as they are
         """Steps are done."""
-        super().done(steps)
         if self._stopping.is_set():
             raise Interrupted
-
-
-@dataclass(frozen=True, slots=True)
-class Reconciliation:
-    """A reconciliation by a timetable: at a time of day, by ``cron``, or every so many seconds; see `Outbox`.
-
-    Or one without an end, which ``follows`` the log: True, or how many seconds there are between its passes. ``job`` is
-    a mapping with what a file can say, and ``config`` such a file (`outbox.reconcile.config`); or ``fleet`` is the file
-    or folder of a fleet (`outbox.reconcile.fleet.config`).
-
-    Raises:
-        InvalidSettings: a name or a timetable that can't be, or a fleet with a job; names the mend.
-        InvalidMessage: ``every`` is no duration.
-    """
-
-    name: str
-    at: str | None = None
-    cron: str | None = None
-    every: dt.timedelta | float | None = None
-    timezone: str = "UTC"
-    job: Mapping[str, Any] | None = None
-    config: Path | str | None = None
-    report: Callable[[Any], object] | None = None
-    fleet: Path | str | None = None
-    follows: dt.timedelta | float | bool = False
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise self.refused("a name has letters, digits, _ and - only, 63 at most")
-        if self.fleet is not None and (self.job is not None or self.config is not None):
-            raise self.refused("fleet says all that is compared, its [job] how; leave job and config out")
-        ways = [each is not None for each in (self.at, self.cron, self.every)]
-        if sum([*ways, self.follows is not False]) != 1:
-            raise self.refused("say when by one of at, cron, every and follows")
-        if self.follows is not False and self.fleet is not None:
-            raise self.refused("a fleet is compared by a timetable; say when by one of at, cron and every")
-        if self.follows is not False and self.pass_every <= 0:
-            raise self.refused(f"follows = {self.follows!r} must be greater than 0")
-        if self.at is not None and not _TIME_OF_DAY.fullmatch(self.at):
-            raise self.refused(f"at = {self.at!r} must be a time of day, such as '03:00'")
-        if self.every is not None and check_seconds("every", self.every) <= 0:
-            raise self.refused(f"every = {self.every!r} must be greater than 0")
-        try:
-            _ = self.recurrence
-        except InvalidSettings as error:
-            raise self.refused(str(error)) from None
-
-    def refused(self, why: str) -> InvalidSettings:
-        """Return the error that names this reconciliation."""
-        return InvalidSettings(f"reconciliation {self.name!r}: {why}")
-
-    @property
-    def seconds(self) -> float | None:
-        """The interval, if it is by one."""
-        return None if self.every is None else check_seconds("every", self.every)
-
-    @property
-    def pass_every(self) -> float:
-        """The time (seconds) between two passes of one that follows; 0 of one by a timetable."""
-        if isinstance(self.follows, bool):
-            return PASS_EVERY if self.follows else 0.0
-        return check_seconds("follows", self.follows)
-
-    @property
-    def recurrence(self) -> Recurrence | None:
-        """Its times, if it isn't by an interval."""
-        if self.at is not None:
-            hour, minute = self.at.split(":")
-            return Recurrence(f"{int(minute)} {int(hour)} * * *", self.timezone)
-        return None if self.cron is None else Recurrence(self.cron, self.timezone)

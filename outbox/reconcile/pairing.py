@@ -30,7 +30,7 @@ from outbox.reconcile import plan, sql
 from outbox.reconcile.digest import PairDigester, ProducerDigests, SideDigester, digested, mixing_of, united
 from outbox.reconcile.foreign import TableSide, table_side
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Progress, Range, Tier
-from outbox.reconcile.plan import Digested, doubts_of, narrowed
+from outbox.reconcile.plan import Digested, doubts_of
 from outbox.reconcile.record import settled as settling
 from outbox.reconcile.rows import (
     EARLY,
@@ -583,7 +583,7 @@ class Pairing:
 
     def _digester(self, rules: Rules) -> PairDigester:
         horizon = UUID(bytes=rules.horizon or FIRST_ID.bytes)
-        return PairDigester(self.snapshots, self.pair, self.common.size, mixing_of(self.snapshots), horizon)
+        return PairDigester(self.snapshots, self.pair, mixing_of(self.snapshots), horizon)
 
     def _settled(self) -> settling.SettledRanges:
         settled = self.common.settled[self.pair.names]
@@ -604,9 +604,7 @@ class Pairing:
             bucket = strategy.digesting.size if strategy.sample else None
             of_producer = self.common.digests(self.snapshots, self.pair, bucket)
             self.progress.stage(f"{self.pair}: digests", None)
-            digester = self._digester(comparison.rules)
-            first = digested(self.snapshots, self.pair, of_producer, digester.horizon)
-            return narrowed(digester, first, strategy.sample, self.because)
+            return digested(self.snapshots, self.pair, of_producer, self._digester(comparison.rules).horizon)
 
     def _lag(self, comparison: Comparison, collected: Collected, clean: Sequence[settling.SettledRange]) -> Lag | None:
         """Return the lags; where digests spared the rows, with those of some of the clean ranges."""

@@ -8,8 +8,8 @@ inbox. Times are of processors, of both servers and of this process together, in
 which changes no choice: only ratios do.
 
 A range differs if one of the differences is in it. Where they are scattered, of which nothing else is known, a range
-with ``m`` of them on average has one with the probability 1 - exp(-m), so that the share of ranges that differ tells m.
-Differences that lie together are seen by the share of rows in small ranges that differ, which a sample tells.
+with ``m`` of them on average has one with the probability 1 - exp(-m), so that the share of sampled ranges that differ
+tells m. To digest ranges that differ once more, cut up, saves nothing: a sample chooses their size well enough.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ import math
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from operator import itemgetter
 from random import SystemRandom
-from typing import Protocol
 from uuid import UUID
 
-from outbox.database.execute import Row, Statement, execute
+from outbox.database.execute import Row, Template, execute
 from outbox.reconcile import sql
 from outbox.reconcile.job import FIRST_ID, EngineName, Job, Outcome, Pair, Part, Range, Tier, described
 from outbox.reconcile.rows import Estimate, Rules
@@ -40,6 +37,8 @@ _ROWS_OF_BUCKET = 60
 _ROWS_OF_SMALL_BUCKET = 50
 #: Up to so many rows between settled ranges their ids are read to cut them.
 _FEW_ROWS = 2_000_000
+#: The same where nothing is settled: of so few, the pages of a table that has several topics say little of the rest.
+_FEW_UNSETTLED = 100_000
 #: Rows of a side in a range that is sampled: so few that what lies together is told from what is scattered.
 SAMPLE_ROWS = 100
 #: For so many messages one range is sampled, which costs a hundredth of reading them; and so many at least, or none.
@@ -67,13 +66,13 @@ def size_of(snapshots: Snapshots) -> Size:
 def rows_of(part: Part, snapshot: Snapshot) -> int:
     """Return about how many rows one of our sides has."""
     with reaching(snapshot.access):
-        (((rows, size),),) = execute(snapshot.connection, sql.size(part, snapshot.access.schema))
+        (((rows, size),),) = execute(snapshot.connection, sql.SIZE[part](snapshot.access.schema))
     return int(rows) or int(size) // _BYTES_OF_ROW
 
 
 def points(snapshots: Snapshots, size: Size, count: int) -> list[UUID]:
     """Return about ``count`` ids that are evenly spread over the larger side, in order."""
-    return _sampled(snapshots, size, lambda part, schema: sql.sample(part, schema, count)) if count > 0 else []
+    return _sorted(_read(snapshots, size, sql.SAMPLE, points=count)) if count > 0 else []
 
 
 def points_between(
@@ -86,14 +85,10 @@ def points_between(
     """
     larger = max(size.values())
     rows = larger - settled
-    if not settled or rows > _FEW_ROWS:
+    if rows > (_FEW_ROWS if settled else _FEW_UNSETTLED):
         return points(snapshots, size, min(larger // (bucket or _ROWS_OF_BUCKET), MOST_BUCKETS) - 1)
-    return points_of_ranges(snapshots, size, pair, gaps, max(rows // MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET))
-
-
-def points_of_ranges(snapshots: Snapshots, size: Size, pair: Pair, ranges: Sequence[Range], step: int) -> list[UUID]:
-    """Return each ``step``-th id of ranges, of the larger side of a pair, in order."""
-    return _sampled(snapshots, size, lambda part, schema: sql.sample_ranges(part, schema, pair.group, ranges, step))
+    step = max(rows // MOST_BUCKETS, _ROWS_OF_SMALL_BUCKET if settled else bucket or _ROWS_OF_BUCKET)
+    return _sorted(_read(snapshots, size, sql.SAMPLE_RANGES, **sql.bounds_of(gaps), step=step, group=pair.group))
 
 
 def sampled_ranges(
@@ -111,7 +106,7 @@ def sampled_ranges(
     chance = SystemRandom()
     steps = range(0, len(at) - 1, max(-(-len(at) // count), 1))
     firsts = [UUID(int=chance.randrange(at[step].int, at[step + 1].int)) for step in steps]
-    found = _read(snapshots, size, lambda part, schema: sql.range_ends(part, schema, pair.group, firsts, SAMPLE_ROWS))
+    found = _read(snapshots, size, sql.RANGE_ENDS, firsts=sql.as_array(firsts), rows=SAMPLE_ROWS, group=pair.group)
     chosen: list[Range] = []
     before = FIRST_ID
     for first, end in sorted((first, end) for first, end in found if end is not None):
@@ -147,17 +142,16 @@ def _larger(size: Size) -> Part:
     return "producer" if size["producer"] >= size["consumer"] else "consumer"
 
 
-def _sampled(snapshots: Snapshots, size: Size, sample: Callable[[Part, str], Statement]) -> list[UUID]:
-    """Return ids of the larger side, in order; ``sample`` reads them in a schema."""
-    return sorted({row[0] for row in _read(snapshots, size, sample)})
+def _sorted(rows: Iterable[Row]) -> list[UUID]:
+    return sorted({row[0] for row in rows})
 
 
-def _read(snapshots: Snapshots, size: Size, question: Callable[[Part, str], Statement]) -> Sequence[Row]:
-    """Return what a question to the larger side, in a schema, is answered."""
+def _read(snapshots: Snapshots, size: Size, question: Mapping[Part, Template], **values: object) -> Sequence[Row]:
+    """Return what a question to the larger side is answered."""
     part = _larger(size)
-    snapshot = snapshots.producer if part == "producer" else snapshots.consumer
+    snapshot = snapshots.of[part]
     with reaching(snapshot.access):
-        return execute(snapshot.connection, question(part, snapshot.access.schema))[0]
+        return execute(snapshot.connection, question[part](snapshot.access.schema, **values))[0]
 
 
 def cut(ranges: Iterable[Range], at: Sequence[UUID]) -> list[Range]:
@@ -252,12 +246,10 @@ def choose_tier(job: Job, rows: int) -> tuple[Tier, str]:
 
 #: A message that is digested by a scan of both sides.
 SCANNED = 1.6
-#: The same by the indexes, as a range that is digested once more is.
+#: The same by the indexes, as a range between settled ones is.
 RESCANNED = 1.8
 #: A range that is digested: a row of each table, made, sent, and compared with the others.
 BUCKET = 40.0
-#: A range that is cut up and digested once more: where it begins and ends is looked up in each table.
-SPLIT = 150.0
 #: A row of either side that is read and judged.
 ROW = 2.3
 #: A range that is read by itself: looked up in each table.
@@ -270,9 +262,8 @@ BYTES_OF_ROW, BYTES_OF_BUCKET = 63, 600
 
 #: Rows of a side in a range; smaller ones are never worth a digest, and larger ones hardly cheaper.
 _SIZES = (30, 45, 60, 90, 120, 180, 250, 350, 500, 700, 1_000, 1_400, 2_000, 2_800, 4_000, 5_600, 8_000)
-#: Into how many pieces a range may be cut that is digested once more, and how often one after the other.
-_PIECES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-_LEVELS = 2
+#: So many ranges take a tenth of the time until anything is read: they may be small, so that little is read for one.
+_FEWEST_BUCKETS = 300
 #: Beyond so many ranges at once, to number a row's range takes longer than reading does.
 MOST_BUCKETS = 65_536
 
@@ -287,13 +278,12 @@ class Sample:
 
     @property
     def density(self) -> float:
-        """Differences in a row, if they are scattered; half of one where none was seen."""
-        return scattered(self.ranges, max(self.differing, 0.5)) / self.rows
+        """Differences in a row, if they are scattered; half of one where none was seen.
 
-    @property
-    def share(self) -> float:
-        """How much of the rows lies in ranges of this size that differ, 0 to 1."""
-        return self.differing / self.ranges
+        Where all differ, any number may be in them; half a range is taken as in sync.
+        """
+        differing = min(max(self.differing, 0.5), self.ranges - 0.5)
+        return -math.log(1 - differing / self.ranges) / self.rows
 
     def __str__(self) -> str:
         return f"{self.differing:,} of {self.ranges:,} sampled ranges of {self.rows:,.0f} rows differ"
@@ -315,14 +305,6 @@ class Digesting:
     def pays(self) -> bool:
         """Is there any reason for digests?"""
         return self.buckets > 0
-
-
-def scattered(ranges: float, differing: float) -> float:
-    """Return how many differences a range has on average, as so many of the ranges differ.
-
-    Where all differ, any number may be in them; half a range is taken as in sync.
-    """
-    return -math.log(1 - min(differing, ranges - 0.5) / ranges) if ranges else 0.0
 
 
 def reading(rows: float, ranges: float) -> float:
@@ -364,52 +346,17 @@ def first_digests(messages: float, density: float) -> Digesting:
         buckets = max(messages / size, 1.0)
         if buckets > MOST_BUCKETS and size != _SIZES[-1]:
             continue
-        in_range = density * size
-        differing = buckets * -math.expm1(-in_range)
-        each, rows = _of_range(size, in_range / max(-math.expm1(-in_range), 1e-12), _LEVELS)
-        micros = SCANNED * messages + BUCKET * buckets + differing * each
+        if buckets < _FEWEST_BUCKETS and size != _SIZES[0]:
+            break
+        differing = buckets * -math.expm1(-density * size)
+        rows = 2 * size * differing
+        micros = SCANNED * messages + BUCKET * buckets + reading(rows, differing)
         if micros < best.micros:
-            best = Digesting(size, micros, round(differing * rows), round(buckets))
+            best = Digesting(size, micros, round(rows), round(buckets))
     return best
 
 
-def pieces_of(size: float, differences: float) -> int:
-    """Return into how many pieces a range that differs is cut before it is read; 1 if it is to be read as it is.
-
-    ``size`` is its rows of a side, ``differences`` how many it is expected to have, at least one.
-    """
-    return _best(size, differences, _LEVELS)[0]
-
-
-def _of_range(size: float, differences: float, levels: int) -> tuple[float, float]:
-    """Return what a range that differs costs, and how many rows of both sides are read of it."""
-    _, micros, rows = _best(size, differences, levels)
-    return micros, rows
-
-
-# Costs are arguments, since a test may change them.
-def _best(size: float, differences: float, levels: int) -> tuple[int, float, float]:
-    return _search(round(size, 1), round(max(differences, 1.0), 2), levels, (RESCANNED, BUCKET, SPLIT, ROW, RANGE))
-
-
-@lru_cache(maxsize=4096)
-def _search(size: float, differences: float, levels: int, costs: tuple[float, ...]) -> tuple[int, float, float]:
-    rescanned, bucket, split, row, range_ = costs
-    best, least, read = 1, range_ + row * 2 * size, 2 * size
-    if levels == 0:
-        return best, least, read
-    for pieces in _PIECES:
-        if size / pieces < 1:
-            break
-        differing = pieces * (1 - (1 - 1 / pieces) ** differences)
-        _, each, rows = _search(round(size / pieces, 1), round(max(differences / differing, 1.0), 2), levels - 1, costs)
-        micros = split + rescanned * size + bucket * pieces + differing * each
-        if micros < least:
-            best, least, read = pieces, micros, differing * rows
-    return best, least, read
-
-
-# --- levels ----------------------------------------------------------------------------------------------
+# --- what digests tell -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -455,68 +402,6 @@ class Digested:
                 f"or sent again, and were digested joined: {self.excused:,} are in sync)"
             )
         return sentence
-
-
-#: A level beyond these would be of ranges that are hardly smaller.
-_MOST_LEVELS = 5
-
-
-class Digester(Protocol):
-    """Digests ranges of ids on both sides."""
-
-    def points(self, ranges: Sequence[Range], rows: int) -> list[UUID]:
-        """Return ids, in order, that cut ranges into pieces of about so many rows of a side."""
-        ...
-
-    def digest(self, ranges: Sequence[Range], pieces: Sequence[Range]) -> Digested:
-        """Digest the pieces into which ranges, in order, were cut; tell clean ones from differing."""
-        ...
-
-
-def narrowed(
-    digester: Digester, first: Digested, sample: Sample | None, say: Callable[[str], None] = lambda _: None
-) -> Digested:
-    """Return the ranges of a first level, those that differ cut up as far as it pays.
-
-    ``sample`` are the facts of before; ``say`` is told what is digested once more.
-    """
-    result, level = first, first
-    for _ in range(_MOST_LEVELS):
-        if (size := _size_of_pieces(result, level, sample)) is None:
-            break
-        # Others may be smaller than most of them are.
-        large = [each for each, rows in result.differing if rows >= 4 * size]
-        pieces = cut(large, digester.points(large, size)) if large else []
-        if len(pieces) == len(large):
-            break
-        say(f"{len(large):,} ranges that differ are cut into {len(pieces):,}, which are digested once more")
-        level = digester.digest(large, pieces)
-        small = [each for each in result.differing if each[1] < 4 * size]
-        result = Digested(
-            sorted([*result.clean, *level.clean], key=itemgetter(0)),
-            sorted([*small, *level.differing], key=itemgetter(0)),
-            result.doubted + level.doubted,
-            result.excused + level.excused,
-        )
-    return result
-
-
-def _size_of_pieces(result: Digested, level: Digested, sample: Sample | None) -> int | None:
-    """Return how many rows of a side the pieces of the next level are to have; None if there is to be none.
-
-    ``level`` is what was digested last; how many of its ranges differ tells how many differences are in them.
-    """
-    rows = level.rows_differing
-    if not rows:  # an op without a half is no row of either side
-        return None
-    size = rows / 2 / len(level.differing)
-    differences = scattered(level.buckets, len(level.differing)) * level.buckets / len(level.differing)
-    if sample is not None:
-        # What lies together fills the ranges that differ: then there is nothing to be had by cutting them up.
-        small = min(sample.share * result.rows / rows, 1.0)
-        differences = max(differences, scattered(sample.ranges, small * sample.ranges) * size / sample.rows)
-    pieces = pieces_of(size, differences)
-    return None if pieces == 1 else max(int(size / pieces), rows // 2 // MOST_BUCKETS, 1)
 
 
 # --- what can't be true ------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     job = _recordable(job, progress)
     record = Record(job)
     # What a snapshot is held for is reading alone, not the time until a cluster has a place.
-    with _recorded(record, ids.runs, ids), record.alive(ids.runs):
+    with recorded(record, ids.runs, ids), record.alive(ids.runs):
         _check_databases(job)
         with _engine(job, progress) as engine:
             passes: list[FirstPass] = []
@@ -112,7 +112,11 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             results = [first.result for first in passes]
             for first in passes:
                 _confirm(job, first, progress)
-        _write_down(record, results, measures)
+        for result in results:
+            record.findings(result, job.policy)
+            record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
+        for result in results:
+            record.end(result)
     return JobResult(passes[0].result.begun_at, results, measures, time.monotonic() - began, policy=job.policy)
 
 
@@ -142,14 +146,6 @@ def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, Comp
     ]
 
 
-def _write_down(record: Record, results: Sequence[PairResult], measures: Sequence[MeasureResult] = ()) -> None:
-    for result in results:
-        record.findings(result)
-        record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
-    for result in results:
-        record.end(result)
-
-
 def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
     """Repair what `compare` found, by the policy of the job; what became of it is added to the result.
 
@@ -160,7 +156,7 @@ def mend(job: Job, result: JobResult, progress: Progress | None = None) -> None:
     began, result.applied = time.monotonic(), True
     record, progress = Record(job), _Limited(progress or NoProgress(), job.max_time)
     for pair in result.pairs:
-        with _recorded(record, [pair.run_id]):
+        with recorded(record, [pair.run_id]):
             record.reopen(pair.run_id)
             with record.alive([pair.run_id]):
                 _repair(job, pair, record, progress)
@@ -361,7 +357,7 @@ def _engine(job: Job, progress: Progress) -> Iterator[Engine]:
         yield engine
 
 
-class _Limited:
+class _Limited(NoProgress):
     """A progress that ends a job which takes longer than so many seconds."""
 
     def __init__(self, progress: Progress, seconds: float) -> None:
@@ -392,7 +388,7 @@ class _Limited:
 
 
 @contextmanager
-def _recorded(record: Record, runs: Iterable[UUID], ids: RunIds | None = None) -> Iterator[None]:
+def recorded(record: Record, runs: Iterable[UUID], ids: RunIds | None = None) -> Iterator[None]:
     """Write into the record why these runs ended before their time; that they began too, where there are ``ids``."""
     try:
         yield

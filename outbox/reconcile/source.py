@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
@@ -213,10 +213,12 @@ def snapshots_of(
     waiting: Callable[[], None] = lambda: None,
     settings: SessionSettings = SessionSettings(),
     foreign: Collection[Part] = (),
+    on: Callable[[Part], Connection | None] = lambda _: None,
 ) -> Iterator[Snapshots]:
     """Take a snapshot of the databases, the consumer's first, and hold them until the end of the block.
 
-    Of ``foreign`` ones our tables aren't read, and needn't be there.
+    Of ``foreign`` ones our tables aren't read, and needn't be there. ``on`` gives the connection for each, None where
+    one is to be opened.
 
     While they are held, vacuum can't remove what they see: don't hold them longer than it takes to read. ``waiting``
     is called now and then as long as another session has locked a table; what it raises ends the wait. ``settings`` are
@@ -230,7 +232,7 @@ def snapshots_of(
     with ExitStack() as stack:
         for part, access in sorted(databases.items()):  # by their names, the consumer first
             ours = [] if part in foreign else [part]
-            taken[part] = stack.enter_context(snapshot_of(access, ours, waiting=waiting, settings=settings))
+            taken[part] = stack.enter_context(snapshot_of(access, ours, on(part), waiting=waiting, settings=settings))
         yield Snapshots(taken)
 
 
@@ -299,8 +301,7 @@ def located(job: Job, *, unmet: bool = True) -> Job | None:
         known = execute(connection, *(NUMBERS(job.consumer.schema, topic) for topic in topics))
     if not unmet and not all(any(each == source for _, each in rows) for rows in known):
         return None
-    feeds = {topic: feed_among(rows, topic, source) for topic, rows in zip(topics, known, strict=True)}
-    return replace(job, pairs=tuple(pair.from_feed(feeds[pair.topic]) for pair in job.pairs))
+    return job.from_feeds({topic: feed_among(rows, topic, source) for topic, rows in zip(topics, known, strict=True)})
 
 
 @contextmanager

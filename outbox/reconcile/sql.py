@@ -222,17 +222,28 @@ SELECT (extract(epoch FROM now) * 1000000)::int8,
   FROM clock_timestamp() AS now
 """)
 
-#: The table of each side that has a row for each message, and its id.
-_IDS: dict[Part, tuple[str, str]] = {"producer": ("half_message", "id"), "consumer": ("consumer_message", "message_id")}
-# By what its rows are found by id: the index of the inbox begins with the group.
-_OWN: dict[Part, str] = {"producer": "true", "consumer": "consumer_group = %(group)s"}
+# A side's table that has a row for each message, its id, and by what its rows are found by id: the index of the inbox
+# begins with the group.
+_TABLES: dict[Part, tuple[str, str, str]] = {
+    "producer": ("half_message", "id", "true"),
+    "consumer": ("consumer_message", "message_id", "consumer_group = %(group)s"),
+}
+
+
+def _templates(sql: str) -> dict[Part, Template]:
+    return {
+        part: Template(sql.replace("{table}", table).replace("{id}", id_).replace("{own}", own))
+        for part, (table, id_, own) in _TABLES.items()
+    }
+
 
 # A table's partitions; a table without any is none of its own.
 _LEAVES = """(SELECT relid FROM pg_partition_tree('{s}.{table}') WHERE isleaf
         UNION SELECT oid FROM pg_class WHERE oid = '{s}.{table}'::regclass AND relkind = 'r') l"""
 
-# The first row of evenly spaced pages, the same of each partition; a page whose first row is gone gives none.
-_SAMPLE = f"""
+#: Read the ids at evenly spaced pages of a side: the first row of each, the same of each partition; a page whose first
+#: row is gone gives none. Rows: ``(id,)``, about as many as there are ``points``, in no order.
+SAMPLE = _templates(f"""
 WITH p AS (
     SELECT sum(pages)::int8 AS pages, max(pages) AS longest
       FROM (SELECT pg_relation_size(relid) / current_setting('block_size')::int8 AS pages
@@ -243,30 +254,33 @@ SELECT {{id}} FROM {{s}}.{{table}}
        SELECT format('(%%s,1)', i * pages / least(%(points)s, pages))::tid
          FROM p, generate_series(0, least(%(points)s, pages) - 1) i
         WHERE i * pages / least(%(points)s, pages) < longest))
-"""
+""")
 
-# Some rows of each range, in no order that matters.
-_SAMPLE_RANGES = f"""
+#: Read each ``step``-th id of ranges (`bounds_of`) of a side, by its index; of the inbox those of a ``group``. Rows:
+#: ``(id,)``, in no order that matters.
+SAMPLE_RANGES = _templates(f"""
 SELECT id FROM (
     SELECT x.id, row_number() OVER () AS n
       FROM {_RANGES}
      CROSS JOIN LATERAL (SELECT {{id}} AS id FROM {{s}}.{{table}}
                           WHERE {{own}} AND {{id}} >= r.first_id AND {{id}} <= r.last_id OFFSET 0) x) y
  WHERE n %% %(step)s = 0
-"""
+""")
 
-# The row that is so many rows behind the first id, by the index; none at the end of the table.
-_RANGE_ENDS = """
+#: Read where ranges end that begin with ids (``firsts``) and have so many ``rows`` of a side, by its index; of the
+#: inbox those of a ``group``. Rows: ``(first, end)``; NULL is the end of the table.
+RANGE_ENDS = _templates("""
 SELECT p.id, (SELECT {id} FROM {s}.{table} WHERE {own} AND {id} >= p.id ORDER BY {id} OFFSET %(rows)s LIMIT 1)
   FROM unnest(%(firsts)s::uuid[]) AS p (id)
-"""
+""")
 
-# As the planner reckons: as dense as at the last ANALYZE, and as big as it is now.
-_SIZE = f"""
+#: Read about how big a side is, as the planner reckons: as dense as at the last ANALYZE, and as big as it is now. Rows:
+#: ``(rows, bytes)``; 0 rows if it never was analyzed.
+SIZE = _templates(f"""
 SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_size(oid)
                     / current_setting('block_size')::int8), 0)::int8, sum(pg_relation_size(oid))::int8
   FROM {_LEAVES} JOIN pg_class ON oid = relid
-"""
+""")
 
 #: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -456,37 +470,6 @@ def positions(schema: str, pair: Pair) -> list[Statement]:
     return [*tables, *(statement(schema, each, names) for each in (_LOST, _SKIPPED, _AGAIN))]
 
 
-def sample(part: Part, schema: str, points: int) -> Statement:
-    """Read the ids at evenly spaced pages of a side. Rows: ``(id,)``, about ``points`` of them, in no order."""
-    table, column = _IDS[part]
-    return statement(schema, _SAMPLE, {"points": points}, table=table, id=column)
-
-
-def sample_ranges(part: Part, schema: str, group: str, ranges: Sequence[Range], step: int) -> Statement:
-    """Read every ``step``-th id of ranges of a side, by its index; of the inbox those of a group.
-
-    Rows: ``(id,)``, in no order.
-    """
-    table, column = _IDS[part]
-    values = {**_bounds(ranges), "step": step, "group": group}
-    return statement(schema, _SAMPLE_RANGES, values, table=table, id=column, own=_OWN[part])
-
-
-def range_ends(part: Part, schema: str, group: str, firsts: Sequence[UUID], rows: int) -> Statement:
-    """Read where ranges end that begin with these ids and have so many rows of a side; of the inbox those of a group.
-
-    Rows: ``(first, end or NULL)``.
-    """
-    table, column = _IDS[part]
-    values = {"firsts": as_array(firsts), "rows": rows, "group": group}
-    return statement(schema, _RANGE_ENDS, values, table=table, id=column, own=_OWN[part])
-
-
-def size(part: Part, schema: str) -> Statement:
-    """Read about how big a side is. Rows: ``(rows, bytes)``; 0 rows if it never was analyzed."""
-    return statement(schema, _SIZE, {}, table=_IDS[part][0])
-
-
 def as_array(ids: Sequence[UUID]) -> str:
     """Return ids as PostgreSQL reads an array: psycopg would take seven times as long for thousands of them."""
     return f"{{{','.join(map(str, ids))}}}"
@@ -523,9 +506,10 @@ def _over(
     else:
         inner = _BOUNDED.sub(r"\1 >= r.first_id AND \1 <= r.last_id", sql)
         sql = f"SELECT x.* FROM {_RANGES} CROSS JOIN LATERAL ({inner} OFFSET 0) x"
-        bound = _bounds(ranges)
+        bound = bounds_of(ranges)
     return Statement(sql, {**values, **bound})
 
 
-def _bounds(ranges: Sequence[Range]) -> dict[str, object]:
+def bounds_of(ranges: Sequence[Range]) -> dict[str, object]:
+    """Return what statements bind that join many ranges."""
     return {"firsts": [each.first for each in ranges], "lasts": [each.last for each in ranges]}

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox.message.model import uuid7
-from outbox.reconcile.duty.following import followings
+from outbox.reconcile.duty.reconciliation import followings
 from tests.console.reconciled import CARD, Reconciled, reconciled, sums
 from tests.console.test_pages_look import well_made
 from tests.console.visitor import Visitor

@@ -24,7 +24,7 @@ from outbox.operator.health.grants import ROLES, granting, needs_of
 from outbox.prune import rewrite
 from outbox.prune import sql as prune_sql
 from outbox.reconcile.record import settled
-from outbox.reconcile.record.requests import RunRequest
+from outbox.reconcile.record.timetable import RunRequest
 from outbox.reconcile.source import PostgresSide, rendered
 from tests.grants.town import ACTS, Town
 

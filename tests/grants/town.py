@@ -46,8 +46,7 @@ from outbox.reconcile.duty.reconciliation import JobReconciler, begun, lose, rec
 from outbox.reconcile.duty.repairs import Repairs
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.record.orders import ReconciliationOrders
-from outbox.reconcile.record.requests import RunRequest
-from outbox.reconcile.record.timetable import last_scheduled
+from outbox.reconcile.record.timetable import RunRequest, last_scheduled
 from outbox.reconcile.record.views import Reconciliations, RunFilter
 from outbox.reconcile.record.write import RunIds
 from outbox.reconcile.run import reconcile

@@ -9,8 +9,7 @@ from sqlalchemy import Engine
 
 from outbox import Outbox
 from outbox.dispatch.dispatch_pass import dispatch_once, release_due_once
-from outbox.reconcile.duty.reconciliation import reconcilers
-from outbox.reconcile.duty.runs import Runs
+from outbox.reconcile.duty.reconciliation import Runs, reconcilers
 from outbox.worker.connections import OwnRunner, WorkerDatabase
 
 

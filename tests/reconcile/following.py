@@ -50,7 +50,7 @@ class Watched:
         """Have all that is watched, or pending for a time, be due; as if its grace period had gone by."""
         watch = "(SELECT jsonb_object_agg(key, 0) FROM jsonb_each(plan -> 'state' -> 'watch'))"
         self._change(f"jsonb_set(plan, ARRAY['state', 'watch'], coalesce({watch}, jsonb_build_object()))")
-        due = "jsonb_set(p, ARRAY['2'], to_jsonb(0))"
+        due = "jsonb_set(p, ARRAY['due_at'], to_jsonb(0))"
         pending = f"(SELECT jsonb_agg({due}) FROM jsonb_array_elements(plan -> 'state' -> 'pending') p)"
         self._change(f"jsonb_set(plan, ARRAY['state', 'pending'], coalesce({pending}, jsonb_build_array()))")
         self.follower._forget()

@@ -20,7 +20,7 @@ from outbox.cli.output import Code
 from outbox.errors import InvalidSettings, SourceError
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern, read_fleet
 from outbox.reconcile.fleet.members import Member, members_of
-from outbox.reconcile.fleet.report import fleet_as_json, render_fleet
+from outbox.reconcile.fleet.report import as_json, render_fleet
 from outbox.reconcile.fleet.run import FleetResult, MemberResult, compare_fleet, in_turn, mend_fleet
 from outbox.reconcile.fleet.totals import Double, TotalResult, TotalRow
 from outbox.reconcile.job import Access, Interrupted, NoProgress, Outcome, Progress, Repair, Window
@@ -73,7 +73,7 @@ def test_members_are_found_by_what_the_databases_know(houses: Houses) -> None:
     result = compare_fleet(houses.fleet())
     assert names(result) == {("shop-1", "bank-1"), ("shop-2", "bank-2")}
     assert [each.result.in_sync for each in result.members if each.result] == [True, True]
-    assert fleet_as_json(result)["verdict"] == "in sync"
+    assert as_json(result)["verdict"] == "in sync"
 
 
 def test_patterns_choose_and_priorities_order(houses: Houses) -> None:
@@ -122,7 +122,7 @@ def test_a_database_that_is_away_ends_nothing_but_its_own(houses: Houses) -> Non
     assert names(result) == {("shop-1", "bank-1")}
     assert result.failed == 1
     assert "s3cret" not in str(result.unreachable)
-    assert fleet_as_json(result)["in_sync"] is False
+    assert as_json(result)["in_sync"] is False
 
 
 def test_differences_are_found_and_repaired(houses: Houses) -> None:

@@ -16,7 +16,7 @@ from outbox.errors import InvalidSettings
 from outbox.reconcile import source
 from outbox.reconcile.fleet import totals
 from outbox.reconcile.fleet.config import Bounds, Fleet, FleetTotal, PairPattern, TotalPart
-from outbox.reconcile.fleet.report import fleet_as_json
+from outbox.reconcile.fleet.report import as_json
 from outbox.reconcile.fleet.run import compare_fleet
 from outbox.reconcile.job import Access
 from outbox.reconcile.tables import InboxState
@@ -84,7 +84,7 @@ def test_what_nothing_accounts_for_is_told(banks: Banks) -> None:
     result = compare_fleet(banks.fleet(MONEY))
     assert all(each.in_sync for _, each in result.results)
     assert result.verdict.sentence == "money: 1 amount EUR unexplained"
-    document = fleet_as_json(result)
+    document = as_json(result)
     assert (document["in_sync"], document["totals"][0]["rows"][0]["unexplained"]) == (False, "1")
 
 

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from outbox.reconcile.spark.session import reason_in
+
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
@@ -81,3 +85,48 @@ def test_a_failure_is_one_line(tmp_path: Path) -> None:
         "outbox.errors.ReconcileError: Spark doesn't start on local[bogus]: Could not parse Master URL: 'local[bogus]'"
     )
     assert "java" not in done.stderr.lower().replace("end_java", "")
+
+
+@pytest.mark.parametrize(
+    ("conf", "why"),
+    [
+        ({"spark.executor.memory": "lots"}, "Executor memory must be a positive number"),
+        ({"spark.driver.memory": "900000g"}, "Could not reserve enough space for 943718400000KB object heap"),
+    ],
+)
+def test_a_java_that_ends_is_told_by_what_its_log_says(tmp_path: Path, conf: dict[str, str], why: str) -> None:
+    """PySpark only says that Java is gone: the error has the line of Java's log that says why; the log is shown."""
+    done = run(tmp_path, PATH="/nonexistent", CONF=json.dumps(conf))
+    assert done.returncode == 1
+    assert f"outbox.errors.ReconcileError: Spark doesn't start on local[2]: {why}" in done.stderr.splitlines()
+    assert why in done.stderr.partition("Traceback")[0]
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        (
+            [
+                "Spark: WARN StandaloneAppClient$ClientEndpoint: Failed to connect to master 127.0.0.1:1",
+                "org.apache.spark.SparkException: Exception thrown in awaitResult: ",
+                "Spark: ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters are "
+                "unresponsive! Giving up.",
+                "Spark: WARN StandaloneSchedulerBackend: Application ID is not initialized yet.",
+            ],
+            "All masters are unresponsive! Giving up.",
+        ),
+        (
+            [
+                ":: USE VERBOSE OR DEBUG MESSAGE LEVEL FOR MORE DETAILS",
+                'Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: x#y;1.0: not found]',
+                "\tat org.apache.spark.util.MavenUtils$.resolveMavenCoordinates(MavenUtils.scala:539)",
+            ],
+            "[unresolved dependency: x#y;1.0: not found]",
+        ),
+        (["Spark: WARN TaskSchedulerImpl: Initial job has not accepted any resources"], None),
+        ([], None),
+    ],
+)
+def test_the_telling_line_of_a_log_isnt_the_last(log: list[str], why: str | None) -> None:
+    """What follows a failure, warnings and traces, isn't taken for its reason."""
+    assert reason_in(log) == why

@@ -22,9 +22,8 @@ from outbox.embedded import ServerLike
 from outbox.errors import InvalidHandler, InvalidMessage, InvalidSettings, SchemaMissing
 from outbox.message.model import uuid7
 from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers
-from outbox.reconcile.job import Pair, Reconciliation
-from outbox.reconcile.record.requests import RunRequest
-from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER, LastRun, Timetable
+from outbox.reconcile.job import Pair
+from outbox.reconcile.record.timetable import LOST_AFTER, RETRY_AFTER, LastRun, Reconciliation, RunRequest, Timetable
 from outbox.reconcile.rows import JobResult
 from outbox.worker import Worker
 from tests.kit import wait_until

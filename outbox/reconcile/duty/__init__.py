@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def _run(at: Post) -> Iterator[Task]:
     if not at.outbox.reconciliations:
         return
-    from outbox.reconcile.duty.reconciliation import SCHEDULE_EVERY, reconcilers  # noqa: PLC0415 - what few workers do
-    from outbox.reconcile.duty.runs import Runs  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.duty.reconciliation import SCHEDULE_EVERY, Runs, reconcilers  # noqa: PLC0415 - what few workers do
 
     settings, found = at.settings, reconcilers(at.outbox, at.stopping)
     for each in found:
@@ -41,8 +40,7 @@ def _prune(
     settings: Settings, name: str, connection: Connection, source: Connection, stopping: Callable[[], bool]
 ) -> Counts:
     """Delete what the group of a reconciliation needs no more, and old runs of fleets, which have no group."""
-    from outbox.reconcile.record.requests import TOPIC  # noqa: PLC0415 - what few workers do
-    from outbox.reconcile.record.timetable import FLEET  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.record.timetable import FLEET, TOPIC  # noqa: PLC0415 - what few workers do
 
     feed = feed_from(connection, settings.schema, TOPIC, read_source(source, source_identity(settings.schema))[0][0][0])
     counts = prune_consumer_once(connection, source, settings, name, feed, stopping=stopping)
@@ -52,12 +50,11 @@ def _prune(
 def _follow(at: Post) -> Iterator[Task]:
     if not at.outbox.reconciliations:
         return
-    from outbox.reconcile.duty.following import Following, followings  # noqa: PLC0415 - what few workers do
-    from outbox.reconcile.duty.reconciliation import JobReconciler, reconcilers  # noqa: PLC0415 - what few workers do
+    from outbox.reconcile.duty.reconciliation import DeclaredJob, followings, reconcilers  # noqa: PLC0415 - as above
     from outbox.reconcile.duty.repairs import Repairs  # noqa: PLC0415 - what few workers do
 
     found = reconcilers(at.outbox, at.stopping)
-    having: list[JobReconciler | Following] = [each for each in found if isinstance(each, JobReconciler)]
+    having: list[DeclaredJob] = [each for each in found if isinstance(each, DeclaredJob)]
     for following in followings(at.outbox, at.stopping):
         at.at_end(following.end)
         compares = following.declared.name, following.pairs

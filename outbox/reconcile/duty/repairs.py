@@ -8,7 +8,7 @@ that died over them isn't done again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -24,17 +24,14 @@ from outbox.database.sql import NOW
 from outbox.errors import SourceLost
 from outbox.message.model import Counts
 from outbox.operator.bulk.run import ActOnItems, OpenJob, carry_out
-from outbox.reconcile.job import DONE, HEALED, KINDS, Job, Outcome, Repair
+from outbox.reconcile.job import DONE, HEALED, LABELED, Job, Repair
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from outbox.reconcile.duty.following import Following
-    from outbox.reconcile.duty.reconciliation import JobReconciler
+    from outbox.reconcile.duty.reconciliation import DeclaredJob
     from outbox.reconcile.job import Pair
     from outbox.reconcile.rows import Repaired
-
-_OUTCOMES: Mapping[str, Outcome] = {kind.label: kind for kind in KINDS}
 
 _RUN: Template = Template("SELECT topic, consumer_group FROM {s}.reconciliation_run WHERE id = %(run)s")
 
@@ -47,9 +44,9 @@ SELECT message_id, kind, coalesce(action, 'alert'), result FROM {s}.reconciliati
 class Repairs:
     """Carries out the repairs ordered for the pairs of reconciliations; its calls are the passes of a duty."""
 
-    def __init__(self, having: Sequence[JobReconciler | Following], schema: str) -> None:
+    def __init__(self, having: Sequence[DeclaredJob], schema: str) -> None:
         self._all = having
-        self._having: dict[tuple[str, str], JobReconciler | Following] = {}
+        self._having: dict[tuple[str, str], DeclaredJob] = {}
         self._schema = schema
 
     def __call__(self, connection: Connection, _: Connection, stopping: Callable[[], bool]) -> Counts:
@@ -90,7 +87,7 @@ def _repair(
     with connection.begin():
         (rows,) = execute(connection, _FINDINGS(schema, run=run, ids=[target.message_id for target in targets]))
     chosen = ordered.options.get("repair")
-    found = {each: (_OUTCOMES[kind], Repair(chosen or action)) for each, kind, action, _ in rows if kind in _OUTCOMES}
+    found = {each: (LABELED[kind], Repair(chosen or action)) for each, kind, action, _ in rows if kind in LABELED}
     # What a worker has done that died over its lease isn't looked at again: it would be taken for something else.
     results: dict[UUID, str] = {each: DONE for each, *_, result in rows if result == DONE}
     left = {each: known for each, known in found.items() if each not in results}

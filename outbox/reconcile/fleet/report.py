@@ -21,16 +21,17 @@ from rich.console import Console
 from rich.text import Text
 
 from outbox.reader import plain as as_plain
+from outbox.reconcile import report
 from outbox.reconcile.fleet.members import Member
 from outbox.reconcile.fleet.run import FleetResult, MemberResult
 from outbox.reconcile.job import Pair
-from outbox.reconcile.report import VERSION, amount, as_json, reports, sentence_of, shares, table_of, verdict
+from outbox.reconcile.report import VERSION, amount, reports, sentence_of, shares, table_of, verdict
 from outbox.reconcile.report.prometheus import Gauges
 from outbox.reconcile.rows import Finding
 from outbox.text import counted, duration, key_text, plain, whole
 
 
-def print_fleet(result: FleetResult, console: Console, findings: int) -> None:
+def print_report(result: FleetResult, console: Console, findings: int) -> None:
     """Print a row for each member, what differs in it, and so many of the findings in all."""
     heads = ("producer", "consumer", "pairs>", "messages>", "differences>", "left>", "took>", "")
     console.print(table_of(heads, [_cells(each) for each in result.members]))
@@ -79,19 +80,19 @@ def findings_shown(result: FleetResult, limit: int) -> Iterator[tuple[Member, Pa
     differing = [(member, each) for member, each in result.results if not each.in_sync]
     granted = shares([sum(pair.findings.num_rows for pair in each.pairs) for _, each in differing], limit)
     for (member, each), some in zip(differing, granted, strict=True):
-        for report in reports(each, some):
-            for finding in report.findings:
-                yield member, report.result.pair, finding, sentence_of(finding, report.result.begun_at)
+        for of_pair in reports(each, some):
+            for finding in of_pair.findings:
+                yield member, of_pair.result.pair, finding, sentence_of(finding, of_pair.result.begun_at)
 
 
-def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, Any]:
+def as_json(result: FleetResult, limit: int | None = None) -> dict[str, Any]:
     """Return the report as a value of plain JSON types, with at most so many findings of each member."""
     members = [
         {
             "producer": each.member.producer,
             "consumer": each.member.consumer,
             "error": each.error,
-            "report": None if each.result is None else as_json(each.result, limit),
+            "report": None if each.result is None else report.as_json(each.result, limit),
         }
         for each in result.members
     ]
@@ -111,7 +112,7 @@ def fleet_as_json(result: FleetResult, limit: int | None = None) -> dict[str, An
     return value | {"members": members}
 
 
-def write_fleet_prometheus(path: Path, result: FleetResult) -> None:
+def write_prometheus(path: Path, result: FleetResult) -> None:
     """Write the gauges of all members to one file, with the labels ``producer`` and ``consumer``."""
     gauges = Gauges("producer", "consumer")
     for each in result.members:
@@ -124,10 +125,16 @@ def write_fleet_prometheus(path: Path, result: FleetResult) -> None:
     gauges.write(path)
 
 
-def write_fleet_html(path: Path, result: FleetResult, limit: int | None = None) -> None:
+def write_html(path: Path, result: FleetResult, limit: int | None = None) -> None:
     """Write the page as one HTML file, at once and whole, with at most so many findings."""
     with whole(path) as file:
         file.write(render_fleet(result, limit).encode())
+
+
+def write_findings(folder: Path, result: FleetResult) -> None:
+    """Write the differences of all members into one data set."""
+    for _, each in result.results:
+        report.write_findings(folder, each)
 
 
 def render_fleet(result: FleetResult, limit: int | None = None) -> str:

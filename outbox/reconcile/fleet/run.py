@@ -15,20 +15,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 from uuid import UUID
 
-from outbox.errors import OutboxError
 from outbox.reconcile import run
 from outbox.reconcile.fleet.config import Bounds, Fleet
 from outbox.reconcile.fleet.members import Member, members_of
 from outbox.reconcile.fleet.totals import Double, TotalResult, check_total, find_doubles, total_of
 from outbox.reconcile.job import Access, EngineName, NoProgress, Progress, Stoppable, Window
 from outbox.reconcile.record.timetable import FLEET
-from outbox.reconcile.record.write import RunIds, RunRecord, why_of
+from outbox.reconcile.record.write import Record, RunIds, why_of
 from outbox.reconcile.report import Verdict, verdict
 from outbox.reconcile.rows import JobResult
 from outbox.text import counted, duration
@@ -215,21 +213,15 @@ class FleetRun:
             InvalidSettings: as `compare_fleet`.
             SourceLost: the record can't be written.
         """
-        record, (run_id,) = RunRecord(self), ids.runs
-        try:
-            with record.alive(ids.runs):
-                result = compare_fleet(self.fleet, progress)
-                if self.fleet.job.get("apply"):
-                    mend_fleet(self.fleet, result, progress)
-        except BaseException as error:
-            # This is the error to tell, also where the record can't be written any more.
-            with suppress(OutboxError):
-                record.fail(run_id, error)
-            raise
-        self._end(record, run_id, result)
+        record = Record(self)
+        with run.recorded(record, ids.runs), record.alive(ids.runs):
+            result = compare_fleet(self.fleet, progress)
+            if self.fleet.job.get("apply"):
+                mend_fleet(self.fleet, result, progress)
+        self._end(record, ids.runs[0], result)
         return result
 
-    def _end(self, record: RunRecord, run_id: UUID, result: FleetResult) -> None:
+    def _end(self, record: Record, run_id: UUID, result: FleetResult) -> None:
         if result.failed:
             record.fail(run_id, result.sentence)
         pairs = [pair for _, each in result.results for pair in each.pairs]
@@ -244,4 +236,4 @@ class FleetRun:
             "members": len(result.members),
             "failed": result.failed,
         }
-        record.close(run_id, {outcome.label: number for outcome, number in sorted(counts.items()) if number}, plan)
+        record.close(run_id, counts, plan)

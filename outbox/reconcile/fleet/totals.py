@@ -45,7 +45,7 @@ from outbox.reconcile.source import (
     reaching,
     snapshot_of,
 )
-from outbox.reconcile.sql import sample_ranges
+from outbox.reconcile.sql import SAMPLE_RANGES, bounds_of
 from outbox.reconcile.tables import InboxState, ProducerState
 from outbox.text import key_text
 
@@ -289,11 +289,12 @@ class _Inbox:
 
     def ranges(self, window: Range) -> list[Range]:
         """Return the window in parts of about so many rows here."""
-        access, group = self.member.job.consumer, self.result.pair.group
+        access = self.member.job.consumer
+        values = {**bounds_of([window]), "step": _ROWS, "group": self.result.pair.group}
 
         def cuts() -> list[UUID]:
             with connected(access) as connection:
-                rows = execute(connection, sample_ranges("consumer", access.schema, group, [window], _ROWS))[0]
+                rows = execute(connection, SAMPLE_RANGES["consumer"](access.schema, **values))[0]
             return sorted(id_ for (id_,) in rows)
 
         return cut([window], insist(cuts))
@@ -358,7 +359,7 @@ def _count(inbox: _Inbox, ids: Array, step: Callable[[], None]) -> None:
     result.findings = gravest(pa.concat_tables([result.findings, new]), job.max_findings)
     result.left_out = sum(result.differences.values()) - result.findings.num_rows
     record = Record(job)
-    record.findings(result)
+    record.findings(result, job.policy)
     record.end(result)
 
 

@@ -165,7 +165,7 @@ class Follower:
             if self.job.window.since is not None:
                 since = min(since, self.job.window.since.timestamp())
             state = FollowerState(uuid7_at(since), settled.mark_of(snapshots, self.pair))
-        self._record.begin(connection, state.as_json())
+        self._record.begin(connection, state)
 
     def _pass(self, connection: Connection, leased: LeasedPass) -> Counts:
         began = self._leased_at = time.monotonic()
@@ -185,7 +185,7 @@ class Follower:
         counts = self._counts(state)
         totals = counts + state.judged + Counter({Outcome.IN_FLIGHT: len(state.watch)})
         facts = {"rows_read": look.judged, "left_out": (counts - self._listed()).total()}
-        run = self._record.keep(connection, leased, state.as_json(), totals, found, gone, wait, facts)
+        run = self._record.keep(connection, leased, state, totals, found, gone, wait, facts)
         if run is None:
             self._forget()
             return Counts(taken=look.judged)

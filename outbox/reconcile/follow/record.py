@@ -22,7 +22,8 @@ from sqlalchemy import Connection
 from outbox.database.execute import Statement, execute, lock_key, statement
 from outbox.database.sql import try_lock
 from outbox.message.model import uuid7
-from outbox.reconcile.job import HEALED, LAST_ID, Job, Outcome, Pair, Range
+from outbox.reader import plain
+from outbox.reconcile.job import HEALED, LABELED, LAST_ID, Job, Outcome, Pair, Range, counts_as_json, counts_of_json
 from outbox.reconcile.record.settled import Mark
 from outbox.reconcile.record.views import SETTLED
 from outbox.reconcile.record.write import FINDINGS, of_findings
@@ -165,7 +166,7 @@ class FollowerRecord:
         with connection.begin():
             execute(connection, self._statement(_RENEW, run=leased.run, holder=self.holder))
 
-    def begin(self, connection: Connection, state: Mapping[str, Any]) -> None:
+    def begin(self, connection: Connection, state: FollowerState) -> None:
         """Write the first run, unless there is one."""
         key = lock_key("follow", self.job.recorder.schema, self.schedule, self.pair.feed, self.pair.group)
         with connection.begin():
@@ -185,13 +186,13 @@ class FollowerRecord:
         """Return the differences of a run that are open, the oldest first."""
         with connection.begin():
             (rows,) = execute(connection, self._statement(_OPEN, run=run))
-        return {id_: KnownDifference(Outcome[kind.upper()], result) for id_, kind, result in rows}
+        return {id_: KnownDifference(LABELED[kind], result) for id_, kind, result in rows}
 
     def keep(
         self,
         connection: Connection,
         leased: LeasedPass,
-        state: Mapping[str, Any],
+        state: FollowerState,
         counts: Counter[Outcome],
         found: Sequence[Finding],
         gone: Collection[UUID],
@@ -226,11 +227,11 @@ class FollowerRecord:
         return statement(self.job.recorder.schema, template, named | values)
 
 
-def _plan(state: Mapping[str, Any], passes: int) -> dict[str, Any]:
+def _plan(state: FollowerState, passes: int) -> dict[str, Any]:
     why = "it follows the log: what is new, what is due, and what was touched since its last pass is compared"
     return {"follows": True, "engine": "local", "tier": "digest", "rows_read": 0, "why": [why]} | {
         "passes": passes,
-        "state": state,
+        "state": plain(state),
     }
 
 
@@ -274,17 +275,12 @@ class PendingRange:
         whole = Range(self.ids.first, other.ids.end)
         return PendingRange(whole, min(self.due_at, other.due_at), up_to, self.counts + other.counts)
 
-    def as_json(self) -> list[Any]:
-        """Return it as JSON can hold it."""
-        up_to = {str(queue): position for queue, position in self.up_to.items()}
-        return [str(self.ids.first), str(self.ids.end), self.due_at, up_to, counts_as_json(self.counts)]
-
     @classmethod
-    def of_json(cls, value: Sequence[Any]) -> PendingRange:
-        """Return what `as_json` returned."""
-        first, end, due_at, up_to, counts = value
-        positions = {int(queue): position for queue, position in up_to.items()}
-        return cls(Range(UUID(first), UUID(end)), due_at, positions, counts_of_json(counts))
+    def of_json(cls, value: Mapping[str, Any]) -> PendingRange:
+        """Return what `reader.plain` returned."""
+        positions = {int(queue): position for queue, position in value["up_to"].items()}
+        ids, counts = Range(*map(UUID, value["ids"])), counts_of_json(value["counts"])
+        return cls(ids, value["due_at"], positions, counts)
 
 
 @dataclass(slots=True)
@@ -303,22 +299,11 @@ class FollowerState:
     pending: list[PendingRange] = field(default_factory=list)
     span: float = 60.0
     judged: Counter[Outcome] = field(default_factory=Counter)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return {
-            "format": FORMAT,
-            "frontier": str(self.frontier),
-            "mark": self.mark,
-            "watch": {str(id_): due_at for id_, due_at in self.watch.items()},
-            "pending": [each.as_json() for each in self.pending],
-            "span": self.span,
-            "judged": counts_as_json(self.judged),
-        }
+    format: int = FORMAT
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> FollowerState:
-        """Return what `as_json` returned; of another format the frontier alone."""
+        """Return what `reader.plain` returned; of another format the frontier alone."""
         state = cls(UUID(value["frontier"]))
         if value.get("format") != FORMAT:
             return state
@@ -398,13 +383,3 @@ def clustered(ids: Iterable[UUID], close: int = _CLOSE, many: int = _MANY) -> tu
         if len(found) >= many
     ]
     return single, sorted(ranges)
-
-
-def counts_as_json(counts: Mapping[Outcome, int]) -> dict[str, int]:
-    """Return counts by the labels of outcomes, without those that are 0."""
-    return {outcome.label: number for outcome, number in sorted(counts.items()) if number}
-
-
-def counts_of_json(counts: Mapping[str, int]) -> Counter[Outcome]:
-    """Return what `counts_as_json` returned."""
-    return Counter({Outcome[name.upper()]: number for name, number in counts.items()})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -27,7 +27,7 @@ from outbox.database.execute import Template, driver_of, execute
 from outbox.database.sql import open_rows
 from outbox.message.ids import uuid7_at
 from outbox.reconcile import sql
-from outbox.reconcile.digest import ProducerDigests, digested, mixing_of, united
+from outbox.reconcile.digest import PairDigester, mixing_of, united
 from outbox.reconcile.follow.record import NEVER, FollowerState, PendingRange, clustered
 from outbox.reconcile.job import Access, Job, Outcome, Pair, Part, Range
 from outbox.reconcile.pairing import rules_now, rules_of
@@ -43,7 +43,7 @@ from outbox.reconcile.source import (
     engine_of,
     in_savepoint,
     reaching,
-    snapshot_of,
+    snapshots_of,
 )
 from outbox.reconcile.tables import ProducerState
 
@@ -202,9 +202,9 @@ class LogSurveyor:
             return
         ranges = [ids for ids, _ in expected]
         points = sorted(point for ids, rows in expected for point in evenly(ids, rows // _ROWS_OF_BUCKET))
-        buckets = cut(ranges, points)
-        of_producer = ProducerDigests({self.pair.names: ranges}, [self.pair], buckets, mixing_of(self.snapshots))
-        found = digested(self.snapshots, self.pair, of_producer, UUID(bytes=look.rules.horizon))
+        horizon = UUID(bytes=look.rules.horizon)
+        digester = PairDigester(self.snapshots, self.pair, mixing_of(self.snapshots), horizon)
+        found = digester.digest(ranges, cut(ranges, points))
         for ids in ranges:
             chunk, table = self._judge(look, ids, found)
             look.chunks.append(chunk)
@@ -447,14 +447,9 @@ class Sessions:
     @contextmanager
     def snapshots(self, waiting: Callable[[], None]) -> Iterator[Snapshots]:
         """Take snapshots as `source.snapshots_of` does, and give them back at the end of the block."""
-        with ExitStack() as stack, self._closed_on_error():
-            taken: dict[Part, Snapshot] = {}
-            parts: tuple[Part, ...] = ("consumer", "producer")
-            for part in parts:
-                access, connection = self.job.databases[part], self._connection(part)
-                taking = snapshot_of(access, [part], connection, waiting=waiting, settings=self.settings)
-                taken[part] = stack.enter_context(taking)
-            yield Snapshots(taken)
+        taking = snapshots_of(self.job.databases, waiting=waiting, settings=self.settings, on=self._connection)
+        with self._closed_on_error(), taking as snapshots:
+            yield snapshots
 
     def read_again(self, pair: Pair, ids: list[UUID]) -> tuple[pa.Table, Counter[Outcome]]:
         """Read messages as they are now (`pairing.SecondRead`); nothing is in a transaction before or after."""

@@ -23,8 +23,8 @@ from outbox.message.model import uuid7
 from outbox.operator.bulk.jobs import BulkJobs, check_order
 from outbox.operator.databases import Database
 from outbox.operator.model import MAX_IDS, BulkJob
-from outbox.reconcile.job import KINDS, Repair
-from outbox.reconcile.record.requests import TOPIC, RunRequest
+from outbox.reconcile.job import LABELED, Repair
+from outbox.reconcile.record.timetable import TOPIC, RunRequest
 from outbox.reconcile.record.views import SETTLED, Reconciliations, Run, Schedule
 from outbox.text import counted
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _SAMPLE = 5
 _WAITS = "no living worker with the role reconcile has a reconciliation of this topic and group"
-_OUTCOMES = {kind.label: kind for kind in KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,8 @@ class RepairSelection:
     repair: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind is not None and self.kind not in _OUTCOMES:
-            raise InvalidRequest(f"kind {self.kind!r} must be one of: {', '.join(_OUTCOMES)}", field="kind")
+        if self.kind is not None and self.kind not in LABELED:
+            raise InvalidRequest(f"kind {self.kind!r} must be one of: {', '.join(LABELED)}", field="kind")
         if self.repair is not None and self.repair not in self.choices:
             of = f"that mend {self.kind}: {', '.join(self.choices) or 'there are none'}" if self.kind else "of a kind"
             raise InvalidRequest(f"repair {self.repair!r} must be one of those {of}", field="repair")
@@ -79,7 +78,7 @@ class RepairSelection:
     @property
     def choices(self) -> list[str]:
         """What can be done about the kind."""
-        repairs = _OUTCOMES[self.kind].repairs if self.kind is not None else ()
+        repairs = LABELED[self.kind].repairs if self.kind is not None else ()
         return [each.value for each in repairs if each is not Repair.ALERT]
 
 

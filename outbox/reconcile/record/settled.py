@@ -26,7 +26,7 @@ from uuid import UUID
 
 from outbox.database.execute import Statement, execute, statement
 from outbox.database.sql import LOG, STORAGE, open_rows
-from outbox.reconcile.job import Access, Outcome, Pair, Range
+from outbox.reconcile.job import Access, Outcome, Pair, Range, counts_as_json, counts_of_json
 from outbox.reconcile.source import Snapshot, Snapshots, connected, in_savepoint, reaching
 from outbox.reconcile.sql import as_array
 
@@ -239,10 +239,7 @@ def load(
         return SettledRanges([], version, now)
     if fell_back(snapshots, pair, before, now):
         return SettledRanges([], version, now, forgotten=len(rows))
-    known = [
-        (Range(first, end), Counter({Outcome[name.upper()]: number for name, number in json.loads(counts).items()}))
-        for first, end, counts in rows
-    ]
+    known = [(Range(first, end), counts_of_json(json.loads(counts))) for first, end, counts in rows]
     # With the ends too: what lies between two ranges must not count for the one before it.
     bounds = sorted({bound for each, _ in known for bound in each if bound is not None})
     touched: set[UUID] = set()
@@ -269,7 +266,7 @@ def keep(access: Access, pair: Pair, settled: SettledRanges, fresh: Sequence[Set
         ranges = {
             "firsts": [each.first for each, _ in fresh],
             "ends": [each.end for each, _ in fresh],
-            "counts": [json.dumps({kind.label: number for kind, number in counts.items()}) for _, counts in fresh],
+            "counts": [json.dumps(counts_as_json(counts)) for _, counts in fresh],
         }
         execute(
             connection, pair_statement(_FORGET, access, pair, keep=old), pair_statement(_KEEP, access, pair, **ranges)

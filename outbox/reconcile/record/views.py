@@ -22,14 +22,14 @@ from outbox.operator.health.workers import HandlerRow, merged, workers_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
 from outbox.operator.model import Page, PageRequest
 from outbox.reader import option
-from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Reconciliation, Repair
-from outbox.reconcile.record.timetable import HEARD_OF, LOST_AFTER, Timetable, compared, last_scheduled
+from outbox.reconcile.job import DONE, HEALED, KINDS, LABELED, Outcome, Repair
+from outbox.reconcile.record.timetable import HEARD_OF, LOST_AFTER, Reconciliation, Timetable, compared, last_scheduled
 from outbox.text import MASK, without
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-_LABELS = [kind.label for kind in KINDS]
+_LABELS = list(LABELED)
 
 
 class RunState(enum.StrEnum):
@@ -207,7 +207,6 @@ class Schedule:
         return [compared(*pair) for pair in self.pairs]
 
 
-_OUTCOMES = {kind.label: kind for kind in KINDS}
 #: What of a finding the producer said, and what the consumer.
 _PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "torn")
 _CONSUMER = ("status", "attempts", "received_at", "changed_at", "effects")
@@ -324,7 +323,7 @@ class Reconciliations(OverDatabases):
         database, run = self._find(run_id)
         with database.read_only() as connection:
             rows = _BY_KIND.read(connection, database.schema, run=run_id)
-        found = [_kind_of_run(_OUTCOMES[row.pop("kind")], run, **row) for row in rows if row["kind"] in _OUTCOMES]
+        found = [_kind_of_run(LABELED[row.pop("kind")], run, **row) for row in rows if row["kind"] in LABELED]
         found.sort(key=lambda each: _LABELS.index(each.kind))
         return RunView(run, found)
 
@@ -357,10 +356,10 @@ class Reconciliations(OverDatabases):
         database, run = self._find(run_id)
         with database.read_only() as connection:
             rows = _FINDING.read(connection, database.schema, run=run_id, message=message_id)
-        if not rows or rows[0]["kind"] not in _OUTCOMES:
+        if not rows or rows[0]["kind"] not in LABELED:
             raise NotFound(f"run {run_id} found no difference in message {message_id}, or it was pruned")
         row = FindingRow(**rows[0])
-        kind = _OUTCOMES[row.kind]
+        kind = LABELED[row.kind]
         producer, consumer = ({name: _fact(row, name) for name in names} for names in (_PRODUCER, _CONSUMER))
         by_hand, repairs = kind.by_hand(_foreign(run)), {each.value: each.does for each in _repairs(kind, run)}
         return FindingView(run, row, producer, consumer, kind.meaning, by_hand, repairs)

@@ -14,7 +14,7 @@ from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
-from outbox.reconcile.job import DONE, Access, Interrupted, Job, Outcome, Repair, Window, hidden
+from outbox.reconcile.job import DONE, Access, Interrupted, Outcome, Repair, Window, counts_as_json, hidden
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import DIGESTS, Finding, MeasureResult, PairResult, Repaired, to_findings
@@ -130,8 +130,8 @@ class RunIds:
         ]
 
 
-class RunRecord:
-    """That runs began, are at work, and ended; does nothing where the record is off.
+class Record:
+    """Writes that runs began, are at work, and ended, their findings and repairs; nothing where the record is off.
 
     All that is written may be written twice, and is where the database is lost over it.
     """
@@ -177,9 +177,9 @@ class RunRecord:
         finally:
             ended.set()
 
-    def close(self, run_id: UUID, counts: Mapping[str, int], plan: Mapping[str, Any]) -> None:
+    def close(self, run_id: UUID, counts: Mapping[Outcome, int], plan: Mapping[str, Any]) -> None:
         """Write what a run has counted, and how it went: it is over."""
-        self._write(_END, run_id, counts=json.dumps(counts), plan=json.dumps(plan))
+        self._write(_END, run_id, counts=json.dumps(counts_as_json(counts)), plan=json.dumps(plan))
 
     @property
     def _schema(self) -> str:
@@ -196,23 +196,15 @@ class RunRecord:
         if self._recorded.record:
             insist(write, tries=tries)
 
-
-class Record(RunRecord):
-    """Write the record of one job: the findings of its runs, and their repairs, too."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        self._policy = job.policy
-
     def reopen(self, run_id: UUID) -> None:
         """Write that what a run found is being repaired: without an end, it died over it."""
         self._write(_REOPEN, run_id)
 
-    def findings(self, result: PairResult) -> None:
+    def findings(self, result: PairResult, policy: Mapping[Outcome, Repair]) -> None:
         """Write the differences of a pair, before anything is done about them."""
         for start in range(0, result.findings.num_rows, _BATCH):
             some = list(to_findings(result.findings.slice(start, _BATCH)))
-            self._execute(statement(self._schema, FINDINGS, of_findings(result.run_id, some, self._policy)))
+            self._execute(statement(self._schema, FINDINGS, of_findings(result.run_id, some, policy)))
 
     def measures(self, run_id: UUID, found: Sequence[MeasureResult]) -> None:
         """Write the sums of a pair's measures: all totals, and first of all the keys that don't add up."""
@@ -226,14 +218,13 @@ class Record(RunRecord):
 
     def end(self, result: PairResult) -> None:
         """Write how a pair ended."""
-        counts = {outcome.label: number for outcome, number in sorted(result.counts.items()) if number}
         seconds = {name: round(seconds, 3) for name, seconds in result.seconds.items()}
         outcome = {
             "healed": result.healed,
             "left_out": result.left_out,
             "backlog": dict(sorted(result.backlog.items())),
         }
-        self.close(result.run_id, counts, plain(result.plan) | outcome | {"seconds": seconds})
+        self.close(result.run_id, result.counts, plain(result.plan) | outcome | {"seconds": seconds})
 
 
 def of_findings(run_id: UUID, found: Sequence[Finding], policy: Mapping[Outcome, Repair]) -> dict[str, object]:

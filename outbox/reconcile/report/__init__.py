@@ -54,7 +54,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.reader import plain as as_plain
-from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair
+from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair, counts_as_json
 from outbox.reconcile.rows import (
     DIGESTS,
     EXACT,
@@ -501,8 +501,12 @@ def write_findings(folder: Path, result: JobResult) -> None:
         rows = _of_pair(pair, result)
         of_day = folder / f"day={pair.begun_at.astimezone(dt.UTC):%Y-%m-%d}"
         of_day.mkdir(parents=True, exist_ok=True)
-        counts = {outcome.label: number for outcome, number in sorted(pair.counts.items()) if number}
-        facts = {"counts": counts, "left_out": pair.left_out, "healed": pair.healed, "applied": result.applied}
+        facts = {
+            "counts": counts_as_json(pair.counts),
+            "left_out": pair.left_out,
+            "healed": pair.healed,
+            "applied": result.applied,
+        }
         facts |= {"since": pair.window.since, "until": pair.window.until}
         with whole(of_day / f"{pair.run_id}.parquet") as file:
             pq.write_table(rows.replace_schema_metadata({_KEY: json.dumps(as_plain(facts))}), file, compression="zstd")

@@ -21,7 +21,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -415,7 +415,7 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what each task reads."""
-        return _partitions(self._log.stretches(self._log.first(), self._log.end(), self._rows))
+        return list(map(InputPartition, self._log.stretches(self._log.first(), self._log.end(), self._rows)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
@@ -433,7 +433,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a stream without a checkpoint begins."""
         # Also asked where it begins now: a database that was never there is told by it, and not waited for.
         first = self._log.first()
-        return _as_json(first if self._options.start == "first" else self._log.end())
+        return first if self._options.start == "first" else self._log.end()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return how much a batch may have."""
@@ -454,30 +454,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log.check(begin)
         # A queue that came with a growth is read from its beginning.
         end = begin | (self._log.end() if self._end is None else self._end)
-        return _as_json(self._log.bounded(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end)
+        return self._log.bounded(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where the log ends, for the progress of the query."""
-        return _as_json(self._log.end())
+        return self._log.end()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return what each task of a batch reads; a batch may have been planned before a crash, and long ago."""
         begin, until = as_offset(start), as_offset(end)
         self._log.check(begin)
         self._log.check(until)
-        return _partitions(self._log.stretches(begin, until, self._options.rows_per_partition))
+        return list(map(InputPartition, self._log.stretches(begin, until, self._options.rows_per_partition)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
         return self._log.read(partition.value)
-
-
-def _partitions(stretches: Sequence[Any]) -> Sequence[InputPartition]:
-    return [InputPartition(each) for each in stretches]
-
-
-def _as_json(offset: LogOffset) -> dict[str, Any]:
-    return cast("dict[str, Any]", offset)
 
 
 # --- into an Iceberg table --------------------------------------------------------------------------------

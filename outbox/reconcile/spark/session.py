@@ -22,13 +22,14 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -138,7 +139,7 @@ def _local(options: Spark, workers: int, folder: Path) -> Iterator[Session]:
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
-    with as_file(files(__package__) / "log4j2.properties") as log_config:
+    with as_file(files(__package__) / "log4j2.properties") as log_config, JavaLog(folder) as log:
         master = Master(options.conf.get("spark.master", f"local[{workers}]"))
         # Of Java's options both, the user's last.
         java = f'"-Dlog4j2.configurationFile={log_config.as_uri()}" {options.conf.get(_JAVA_OPTIONS, "")}'.rstrip()
@@ -156,6 +157,11 @@ def _local(options: Spark, workers: int, folder: Path) -> Iterator[Session]:
             except Exception as error:
                 why = cause(error)  # which Java knows
                 _end_java()
+                log.close()
+                if _SAYS_NOTHING.search(why):
+                    why = reason_in(log.lines) or why
+                for name, value in options.conf.items():
+                    why = why.replace(value, "***") if _SECRET.search(name) else why
                 raise ReconcileError(f"Spark doesn't start on {master}: {why}") from None
         try:
             yield Session(spark, master)
@@ -400,7 +406,7 @@ _SUPPORTED = (17, 21, 25)
 # Older ones of 25 are said to corrupt data (SPARK-55852).
 _FIRST_25 = (25, 0, 3)
 _SHIM = """#!/bin/sh
-# Starts Java without a module that Spark always asks for and that not every Java has.
+# Starts Java without a module that Spark always asks for and that not every Java has; its log goes where it is read.
 left=$#
 while [ "$left" -gt 0 ]; do
   argument=$1
@@ -408,6 +414,11 @@ while [ "$left" -gt 0 ]; do
   left=$((left - 1))
   [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
 done
+if [ -p {log} ]; then
+  exec 2> {log}
+  # A VM that doesn't start says so on stdout; that of Spark's launcher is the command to start.
+  case " $* " in *" org.apache.spark.launcher.Main "*) ;; *) exec > {log} ;; esac
+fi
 exec {java} "$@"
 """
 
@@ -441,9 +452,48 @@ def launcher_home(java: Path, folder: Path) -> Path:
     """
     program = folder / "java-home" / "bin" / "java"
     program.parent.mkdir(mode=0o700, parents=True)
-    program.write_text(_SHIM.format(java=shlex.quote(str(java))))
+    program.write_text(_SHIM.format(java=shlex.quote(str(java)), log=shlex.quote(str(folder / JavaLog.NAME))))
     program.chmod(0o700)
     return program.parents[1]
+
+
+class JavaLog:
+    """What the Java of a session says: passed on to stderr, the last ``lines`` kept. It ends with the block.
+
+    It comes by a named pipe in a folder: PySpark starts Java, and lets nothing be said of its outputs.
+    """
+
+    NAME: ClassVar[str] = "java.log"
+    _END: ClassVar[bytes] = b"\0\n"
+
+    def __init__(self, folder: Path) -> None:
+        self.lines: deque[str] = deque(maxlen=500)
+        os.mkfifo(folder / self.NAME, 0o600)
+        # For both, so that it has no end between two programs, and doesn't wait for the first.
+        self._pipe: int | None = os.open(folder / self.NAME, os.O_RDWR)
+        self._thread = threading.Thread(target=self._listen, args=(self._pipe,), name="outbox-java-log", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> JavaLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait until all is read that was said."""
+        if self._pipe is not None:
+            os.write(self._pipe, self._END)
+            self._thread.join()
+            os.close(self._pipe)
+            self._pipe = None
+
+    def _listen(self, pipe: int) -> None:
+        with open(pipe, "rb", closefd=False) as stream:
+            while not (line := stream.readline()).endswith(self._END):
+                self.lines.append(line.decode(errors="replace").rstrip())
+                with suppress(OSError):  # a process without stderr
+                    os.write(2, line)
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -477,6 +527,27 @@ def cause(error: Exception) -> str:
     text = text_of(error)
     lines = [*_CAUSE.findall(text)[::-1], *text.splitlines()]
     return next((line.strip() for line in lines if line.strip()), class_name(error))
+
+
+#: What PySpark says where Java has ended, or has ended the session: why, only its log tells.
+_SAYS_NOTHING = re.compile("JAVA_GATEWAY_EXITED|Java gateway process exited|stopped SparkContext")
+_SECRET = re.compile(r"passw|secret|token|access.?key", re.IGNORECASE)
+#: Lines of the log that say why Java or Spark ended, those that tell most first.
+_REASONS = tuple(
+    re.compile(each)
+    for each in (
+        r'Exception in thread "main" (?:[\w.$]+: )?(.+)',
+        r"Spark: ERROR \S+: (?:Application has been killed\. Reason: )?(.+)",
+        r"((?:Could not|Unrecognized|Invalid|Error:) .+)",
+    )
+)
+
+
+def reason_in(lines: Iterable[str]) -> str | None:
+    """Return what a log says of the reason for which Java or Spark ended; the last line mostly is of what followed."""
+    log = list(lines)
+    found = (match[1].strip() for each in _REASONS for line in log if (match := each.match(line)))
+    return next(found, None)
 
 
 def text_of(error: Exception) -> str:
