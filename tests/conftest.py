@@ -134,7 +134,7 @@ SLOW = (
 
 
 #: Whose engines have connections that were used before; where tests count connections they have new ones.
-WARM = ("check/", "consumer/", "dispatch/")
+WARM = ("check/", "consumer/", "dispatch/", "operator/")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
