@@ -112,6 +112,7 @@ SLOW = (
     *(f"doctor/test_{name}" for name in ("activity", "command", "isolation", "pooler", "server")),
     "embedded/",
     "failover/",
+    *(f"flow/test_{name}" for name in ("replay", "saga")),
     "grants/",
     *(f"examples/test_{name}" for name in ("audit", "command", "demo", "faults", "order_payment", "orphans", "tcc")),
     *(f"migration/test_{name}" for name in ("alembic", "chain", "quiet", "races", "user_project")),
@@ -121,16 +122,19 @@ SLOW = (
         for name in ("carriers", "commit_fails", "flow_counts", "identity", "savepoints", "sql_functions")
     ),
     "producer/test_versions",
-    *(f"reconcile/test_{name}" for name in ("cli", "edges", "measure", "nights", "oracle", "repair")),
-    *(f"reconcile/test_{name}" for name in ("second_look", "secrets", "settled", "spark", "tiers")),
+    *(f"reconcile/test_{name}" for name in ("cli", "edges", "follow", "lost", "many_pairs", "measure", "nights")),
+    *(f"reconcile/test_{name}" for name in ("oracle", "repair", "second_look", "secrets", "settled", "spark")),
+    *(f"reconcile/test_{name}" for name in ("standby", "tiers")),
+    *(f"relay/test_{name}" for name in ("capturing", "intake", "kafka", "rabbit", "targets")),
     *(f"rocketmq/conformance/test_{name}" for name in ("conformance", "restarting")),
     *(f"rocketmq/test_{name}" for name in ("crowd", "examples", "killed")),
-    *(f"worker/test_{name}" for name in ("bulk", "check", "outages", "reconcile", "signals")),
+    *(f"worker/test_{name}" for name in ("bulk", "check", "connecting", "outages", "processes", "reconcile")),
+    *(f"worker/test_{name}" for name in ("repairs", "signals")),
 )
 
 
 #: Whose engines have connections that were used before; where tests count connections they have new ones.
-WARM = ("check/", "consumer/", "dispatch/")
+WARM = ("check/", "consumer/", "dispatch/", "operator/")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

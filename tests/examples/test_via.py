@@ -30,7 +30,7 @@ from examples.bank_transfer.source import Source, survey
 from examples.bank_transfer.workday import Plan
 from outbox import Outbox
 from tests.examples.conftest import Demo, Ran
-from tests.kit import tries
+from tests.kit import sample, tries
 from tests.kit.programs import lacks
 
 #: More kills than there are kinds of processes: each kind has its turn before another one has its second.
@@ -80,7 +80,7 @@ def test_no_money_is_lost_or_made(demo: Demo, kind: Via) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["two_phase", "tcc"])
+@pytest.mark.parametrize("mode", sample(["two_phase", "tcc"], 1))
 def test_half_messages_are_relayed_once_they_are_decided(demo: Demo, mode: str) -> None:
     """What a teller that died has left undecided reaches no broker unless it is committed."""
     code, report, *_ = ran(demo, Via.REDIS, transfers=ORDERS, kills=KILLS, seed=2, **{mode: True})

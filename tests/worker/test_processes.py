@@ -13,7 +13,7 @@ import pytest
 
 from outbox.cli.output import Code
 from outbox.embedded import ServerLike
-from tests.kit import tries, wait_until
+from tests.kit import sample, tries, wait_until
 from tests.worker.conftest import Bench
 from tests.worker.fleet import WorkerFleet, fleet, started_fleet
 from tests.worker.test_signals import wait_for_rollback
@@ -50,7 +50,7 @@ def test_several_share_the_work(bench: Bench) -> None:
     assert bench.rows(WORKERS) == [0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", sample([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV], 2))
 def test_one_that_dies_is_replaced(bench: Bench, number: signal.Signals) -> None:
     """It is told how; SIGTERM to a single one drains it first. The others go on, and nothing happens twice."""
     with fleet(bench) as running:
