@@ -469,6 +469,7 @@ LIFT_SILENCE = WholeAct(
     linked=_OF_FINDING,
     example="group.unconsumed",
     offered=lambda row: row is not None and bool(row.silenced),
+    leads="silences",
     **_RULE,
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
+from urllib.parse import quote
 from uuid import UUID
 
 import pytest
@@ -13,6 +15,7 @@ from outbox.acts.changes import Act
 from outbox.acts.messages import ACTS
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.testing import bulk
+from tests.console.test_pages_look import well_made
 from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Shop
 from tests.kit import wait_until
@@ -275,3 +278,26 @@ def test_a_note_is_written_beside_dead_letters(visitor: Visitor, shop: Shop) -> 
     noted = next(each for each in visitor.http.get("/dead/groups").json() if each["fingerprint"] == fingerprint)
     assert (noted["note"], noted["owner"]) == ("by the API", None)
     assert visitor.http.post("/dead/groups/0123456789abcdef/note", {"note": "x"}).status_code == 404
+
+
+def test_silences_that_hold_and_that_are_planned(visitor: Visitor, shop: Shop) -> None:
+    """Both are on a page; there a silence is lifted, a planned one by itself, and the page tells how many were."""
+    operator = shop.outbox.operator
+    tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    operator.silence("message.parked", 3600, by="ann", why="the provider moves", topic=TOPIC)
+    operator.silence("message.parked", 3600, by="ann", why="the provider moves", group=GROUP)
+    operator.silence("group.lag", 3600, by="bob", why="the yearly import", begins=tomorrow)
+    page = visitor.go("silences")
+    well_made(page)
+    first, second, planned = page.rows[1:]
+    assert all("silenced" in row and "message.parked" in row for row in (first, second))
+    assert all(word in planned for word in ("planned", "group.lag", "bob", "the yearly import", "all that it finds"))
+    links = [href for href, words in page.links if words == "Lift the silence…"]
+    assert len(links) == 3
+    done = visitor.send(visitor.go(links[2]).form("/acts/lift_silence"))
+    assert done.status == 200 and "needs attention again. Count: 1." in done.text
+    assert len(done.rows) == 3
+    done = visitor.send(visitor.go("acts/lift_silence?rule=message.parked").form("/acts/lift_silence"))
+    assert "Count: 2." in done.text and "No rule is silenced" in done.text
+    for did in ("nothing-2", "lift_silence-<b>", "lift_silence-12345678901"):
+        assert "Count" not in visitor.go(f"silences?did={quote(did)}").text

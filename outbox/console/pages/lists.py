@@ -287,6 +287,7 @@ def _add_rows(path: str, call: Callable[[Operator], Iterable[Any]]) -> None:
 
 _add_rows("cron", Operator.cron_schedules)
 _add_rows("locks", Operator.locks)
+_add_rows("silences", Operator.silences)
 
 
 @router.get("/system")
