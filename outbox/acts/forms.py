@@ -73,6 +73,20 @@ class NoteFields:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilteredFields:
+    """Say which list a filter is of."""
+
+    of: str = option(help="The list: messages, halves, scheduled, inbox or bulk-jobs.", most=40, metavar="LIST")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterFields(FilteredFields):
+    """Give a filter."""
+
+    query: str = option(help="Its conditions, as the list's URL has them: topic=orders&status=parked.", most=4000)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LimitFields(InDatabase):
     """Limit a silence."""
 

@@ -20,6 +20,8 @@ from outbox.acts.forms import (
     AnswerFields,
     ControlFields,
     EditFields,
+    FilteredFields,
+    FilterFields,
     InDatabase,
     LiftFields,
     NoteFields,
@@ -60,6 +62,7 @@ PARTS: Mapping[str, TargetPart] = {
     "cron": TargetPart("The schedule, as `outbox cron list` names it.", MAX_GROUP, GROUP_PATTERN, str),
     "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
     "message_id": TargetPart("The message."),
+    "filter": TargetPart("The name of the filter.", 60, None, str),
     "rule": TargetPart("The rule, by the code that `outbox doctor` prints.", 64, r"^[a-z_]+\.[a-z_]+$", str),
     "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
 }
@@ -473,6 +476,40 @@ LIFT_SILENCE = WholeAct(
     **_RULE,
 )
 
+_FILTER: Any = {"noun": "filter", "target": "filter {filter}", "permission": "filter:save"}
+_FILTER |= {"page": "{of}", "needs_reason": False, "asks": False}
+SAVE_FILTER = WholeAct(
+    name="save_filter",
+    summary="Save the filter of a list under a name, for yourself",
+    details="The lists of the console show the filters of their user. One that has this name is replaced.",
+    why="the orders that the bank has refused",
+    consequence="The filter is a link beside the list, for you alone, or for all where the console has no login.",
+    happened="Saved.",
+    button="Save",
+    word="save",
+    path="/filters/{filter}/save",
+    fields=FilterFields,
+    linked=("of", "query"),
+    example="refused --of messages --query 'topic=orders'",
+    offered=lambda row: row is None,
+    **_FILTER,
+)
+DELETE_FILTER = WholeAct(
+    name="delete_filter",
+    summary="Delete a saved filter of yours",
+    details="Nothing else goes with it.",
+    why="the bank has mended it",
+    consequence="The filter is no link beside the list any more.",
+    happened="Deleted.",
+    button="Delete",
+    word="delete",
+    path="/filters/{filter}/delete",
+    fields=FilteredFields,
+    linked=("of",),
+    example="refused --of messages",
+    **_FILTER,
+)
+
 # --- schedules -------------------------------------------------------------------------------------------------------
 
 _CRON: Any = {
@@ -658,7 +695,7 @@ WHOLE_ACTS: Mapping[str, WholeAct] = {
     for each in (
         *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, RESET_GROUP, SKIP_GROUP, DELETE_GROUP),
         *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, PAUSE_CRON, RESUME_CRON, RUN_CRON, DELETE_CRON),
-        *(END, NOTE, SILENCE, LIFT_SILENCE, RECONCILE, REPAIR, ANSWER, EDIT),
+        *(END, NOTE, SILENCE, LIFT_SILENCE, SAVE_FILTER, DELETE_FILTER, RECONCILE, REPAIR, ANSWER, EDIT),
     )
 }
 

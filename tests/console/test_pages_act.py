@@ -301,3 +301,35 @@ def test_silences_that_hold_and_that_are_planned(visitor: Visitor, shop: Shop) -
     assert "Count: 2." in done.text and "No rule is silenced" in done.text
     for did in ("nothing-2", "lift_silence-<b>", "lift_silence-12345678901"):
         assert "Count" not in visitor.go(f"silences?did={quote(did)}").text
+
+
+def test_a_filter_is_saved_and_deleted(visitor: Visitor, shop: Shop) -> None:
+    """Once something is searched for, it can be kept under a name; a period stays one. Another user doesn't see it."""
+    shop.orders(1)
+    assert "Save this filter" not in visitor.go("messages").text
+    page = visitor.go(f"messages?topic={TOPIC}&within=24h")
+    saved = visitor.send(visitor.go(page.link("Save this filter")).form("/acts/save_filter"), filter="of today")
+    well_made(saved)
+    assert "Saved." in saved.text
+    leads = saved.link("of today")
+    assert leads == f"/messages?topic={TOPIC}&within=24h"
+    assert "24 hours" in visitor.go(leads).text
+    assert not visitor.go("inbox").has_link("of today")
+    assert not visitor.as_role("operator").go("messages").has_link("of today")
+    question = next(href for href, _ in saved.links if "delete_filter" in href)
+    gone = visitor.send(visitor.go(question).form("/acts/delete_filter"))
+    assert "Deleted." in gone.text and not gone.has_link("of today")
+
+
+def test_names_are_suggested(visitor: Visitor, shop: Shop) -> None:
+    """Keys of the newest messages, and the errors of dead letters, as far as they are in the error."""
+    shop.parked(7, trouble="no such street 17 in town")
+    options = {values.get("value") for name, values in visitor.go("messages").tags if name == "option"}
+    assert {TOPIC, "order-7"} <= options
+    page = visitor.go("inbox")
+    (error,) = [
+        each
+        for name, values in page.tags
+        if name == "option" and (each := values.get("value", "")).startswith("no such")
+    ]
+    assert "no such street 17" in visitor.go(f"inbox?error={quote(error)}").text

@@ -28,7 +28,7 @@ def test_messages_are_found_by_topic_and_key(page: Page, museum: Museum) -> None
     """A filter is in the URL, is shown above the list, and can be taken away piece by piece."""
     page.goto("messages")
     page.get_by_role("combobox", name="Topic", exact=True).fill("transfer")
-    page.get_by_role("textbox", name="Key", exact=True).fill("BB-405")
+    page.get_by_role("combobox", name="Key", exact=True).fill("BB-405")
     page.get_by_role("button", name="Search").click()
     expect(rows(page)).to_have_count(1)
     assert "key=BB-405" in page.url
