@@ -172,13 +172,18 @@ class Listing(Generic[F, T]):
         self.numbers: list[tuple[int, str] | None] = [
             None if each is None else (each, numbered(each)) for each in numbers
         ]
-        self.number: int = paging.page
+        self.number, self.size = paging.page, paging.size
         self.clear: str = to([pair for pair in shown if pair[0] in tabs])
         self.first: str | None = to(shown) if paging.after else None
         self.before: str | None = to(shown, trail[-1], trail[:-1]) if trail else None
         if self.number > 1 and not self.fault:
             self.before = numbered(self.number - 1)
         self.after: str | None = to(shown, following, [*trail, paging.after or _FIRST]) if following else None
+
+    @property
+    def searches(self) -> bool:
+        """Has the page used up its budget before it had all its rows?"""
+        return bool(self.after) and not self.page.complete and not self.page.unreached
 
     @property
     def status(self) -> int:
