@@ -23,6 +23,7 @@ NAMES = (
 #: 10, 30, 30 and 12 GB of disk.
 _LONG = (
     "console",
+    "console_pages",
     "reconcile_growth",
     "endurance",
     "outage",
