@@ -24,7 +24,6 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure
 from benchmarks.reconcile_fill import Books
 from outbox import Settings
-from outbox.acts.changes import MessageStatus
 from outbox.console import Bearer, Principal, Role, create_console_app, hash_token
 from outbox.operator.model import BulkJobFilter, MessageFilter, PageRequest
 from outbox.operator.operator import Operator
@@ -125,7 +124,7 @@ def _paths(admin: Operator) -> Iterator[tuple[str, str]]:
     ):
         yield f"{path} by {', '.join(criteria)}", f"/{path}?{urlencode(criteria)}"
     yield "a group", "/groups/bank_b/transfer?database=bank_b"
-    (message,) = admin.messages(MessageFilter(status=(MessageStatus.DISPATCHED,)), PageRequest(size=1)).items
+    (message,) = admin.messages(MessageFilter(topic="wide.77"), PageRequest(size=1)).items
     yield "a message", f"/messages/{message.id}"
     yield "a conversation", f"/messages/{list(CONVERSATIONS)[1]}/conversation"
     (job,) = admin.bulk_jobs(BulkJobFilter(), PageRequest(size=1)).items
