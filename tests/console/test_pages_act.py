@@ -323,7 +323,7 @@ def test_a_filter_is_saved_and_deleted(visitor: Visitor, shop: Shop) -> None:
 
 def test_names_are_suggested(visitor: Visitor, shop: Shop) -> None:
     """Keys of the newest messages, and the errors of dead letters, as far as they are in the error."""
-    shop.parked(7, trouble="no such street 17 in town")
+    shop.parked(7, trouble="no lane 17 in town")
     options = {values.get("value") for name, values in visitor.go("messages").tags if name == "option"}
     assert {TOPIC, "order-7"} <= options
     page = visitor.go("inbox")
@@ -332,4 +332,4 @@ def test_names_are_suggested(visitor: Visitor, shop: Shop) -> None:
         for name, values in page.tags
         if name == "option" and (each := values.get("value", "")).startswith("no such")
     ]
-    assert "no such street 17" in visitor.go(f"inbox?error={quote(error)}").text
+    assert "no lane 17" in visitor.go(f"inbox?error={quote(error)}").text

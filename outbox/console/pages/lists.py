@@ -181,11 +181,6 @@ class Listing(Generic[F, T]):
         self.after: str | None = to(shown, following, [*trail, paging.after or _FIRST]) if following else None
 
     @property
-    def searches(self) -> bool:
-        """Has the page used up its budget before it had all its rows?"""
-        return bool(self.after) and not self.page.complete and not self.page.unreached
-
-    @property
     def status(self) -> int:
         """The HTTP status of the page."""
         return 422 if self.fault else 200

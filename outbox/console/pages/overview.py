@@ -109,25 +109,16 @@ def overview(view: View, window: str = "1h") -> Response:
 
 @router.get("/groups/{group}/{topic}")
 def group_work(view: View, group: str, topic: str, window: str = "1h", database: str | None = None) -> Response:
-    """Show what the handlers of a group did in each minute: the column of a minute leads to its messages."""
+    """Show what the handlers of a group did in each minute, or in one of each step: a column leads to its messages."""
     *counts, p50, p95 = view.operator.work(topic, group, database, window)
     times = [replace(each, unit="ms", values=[v and v * 1000 for v in each.values]) for each in (p50, p95)]
-    inbox = Leads("inbox", dt.timedelta(minutes=1), {"group": group, "topic": topic, "database": database})
+    where = {"group": group, "topic": topic, "database": database}
     drawn = (
-        draw("work", "Consumed and failed in a minute", counts, colours=(1, 4), leads=inbox),
-        draw("times", "Milliseconds that a call took", times, colours=(2, 5), leads=inbox),
+        draw("work", "Consumed and failed in a minute", counts, colours=(1, 4), page="inbox", **where),
+        draw("times", "Milliseconds that a call took", times, colours=(2, 5), page="inbox", **where),
     )
-    shown: dict[str, Any] = {**inbox.fixed, "window": window, "windows": list(WINDOWS)}
+    shown: dict[str, Any] = {**where, "window": window, "windows": list(WINDOWS)}
     return view.page("group.html", charts=list(filter(None, drawn)), **shown)
-
-
-@dataclass(frozen=True, slots=True)
-class Leads:
-    """The list to which a chart leads, by a part of the time as long as the ``step``, and by what else is ``fixed``."""
-
-    page: str
-    step: dt.timedelta | None = None
-    fixed: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +187,11 @@ def charts(series: Sequence[Series]) -> list[Chart]:
     decided = named(committed="committed", rolled_back="rolled back", checks="checks")
     at_producer = named(backlog="undispatched", undecided="undecided")
     drawn = (
-        draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed"), leads=Leads("messages")),
+        draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed"), page="messages"),
         draw("lag", "Lag by group", groups),
-        draw("dead", "Failed and parked", in_inboxes, colours=(3, 4), leads=Leads("inbox")),
+        draw("dead", "Failed and parked", in_inboxes, colours=(3, 4), page="inbox"),
         draw("backlog", "Waiting at the producer", at_producer, colours=(1, 5)),
-        draw("decided", "Decisions and checks a minute", decided, colours=(2, 4, 5), leads=Leads("messages")),
+        draw("decided", "Decisions and checks a minute", decided, colours=(2, 4, 5), page="messages"),
     )
     return [chart for chart in drawn if chart is not None]
 
@@ -211,7 +202,8 @@ def draw(
     series: Sequence[Series],
     *,
     colours: Sequence[int] = range(1, COLOURS + 1),
-    leads: Leads = Leads(""),
+    page: str = "",
+    **where: str | None,
 ) -> Chart | None:
     """Return a chart of series that share their times; None where there is nothing to draw: no series, or no times."""
     if not series or not series[0].times:
@@ -227,12 +219,12 @@ def draw(
     return Chart(
         name,
         title,
-        leads.page,
+        page,
         shapes=tuple(
             Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
             for index, (one, known) in enumerate(zip(series, values, strict=True))
         ),
-        hits=tuple(_hit(index, series, leads, *row) for index, row in enumerate(rows)),
+        hits=tuple(_hit(index, series, where, *row) for index, row in enumerate(rows)),
         labels=_labels(times),
         peak=peak,
         head=tuple(one.name for one in series),
@@ -270,14 +262,20 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
     return line, area
 
 
-def _hit(index: int, series: Sequence[Series], leads: Leads, time: dt.datetime, column: Sequence[float | None]) -> Hit:
+def _hit(
+    index: int,
+    series: Sequence[Series],
+    where: Mapping[str, str | None],
+    time: dt.datetime,
+    column: Sequence[float | None],
+) -> Hit:
     width = 100 / len(series[0].times)
     values = (
         f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
         for one, value in zip(series, column, strict=True)
     )
     step = series[0].times[1] - series[0].times[0] if len(series[0].times) > 1 else dt.timedelta(minutes=1)
-    query = {**leads.fixed, "since": (time - (leads.step or step)).isoformat(), "until": time.isoformat()}
+    query = {**where, "since": (time - step).isoformat(), "until": time.isoformat()}
     return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]), query)
 
 

@@ -104,9 +104,8 @@ class Lists(OverDatabases):
                 found["topics"] |= {name for (name,) in query(connection, database.schema, _TOPICS, most=most)}
                 found["sent_keys"] |= {key for (key,) in query(connection, database.schema, _KEYS, most=most)}
             if "consumer" in database.parts:
-                for topic, group in query(connection, database.schema, inbox_sql.GROUPS_OF_TOPICS):
-                    found["topics"].add(topic_of(topic))
-                    found["groups"].add(group)
+                for group, topic in query(connection, database.schema, inbox_sql.FIRST_NAMES, most=most):
+                    found["topics" if group is None else "groups"].add(group or topic_of(topic))
                 # As far as an error has its kind in it.
                 for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0]:
                     found["errors"].add(_UNSAID.split(kind)[0].strip())
@@ -515,9 +514,9 @@ def _in_groups(
 ) -> list[tuple[int, model.FateSince]]:
     schema, groups_of = database.schema, defaultdict(list)
     with database.read_only() as connection:
-        if any(acted[number].group is None for number in numbers):
-            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF_TOPICS):
-                groups_of[topic_of(topic)].append(group)
+        if topics := sorted({acted[number].topic or "" for number in numbers if acted[number].group is None}):
+            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics, most=inbox_sql.MOST):
+                groups_of[topic].append(group)
         pairs = [
             (number, group)
             for number in numbers
