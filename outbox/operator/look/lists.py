@@ -515,7 +515,7 @@ def _in_groups(
     schema, groups_of = database.schema, defaultdict(list)
     with database.read_only() as connection:
         if topics := sorted({acted[number].topic or "" for number in numbers if acted[number].group is None}):
-            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics, most=inbox_sql.MOST):
+            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics):
                 groups_of[topic].append(group)
         pairs = [
             (number, group)
