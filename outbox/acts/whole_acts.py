@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from outbox.acts.changes import FEW, LONGEST, Declaration
+from outbox.acts.changes import FEW, Declaration
 from outbox.acts.forms import (
+    PARTS,
     AnswerFields,
     ControlFields,
     EditFields,
@@ -34,38 +34,11 @@ from outbox.acts.forms import (
     SkipFields,
 )
 from outbox.acts.messages import ACTS
-from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
 from outbox.reader import FLAGS, option, shape_of
 
 if TYPE_CHECKING:
     from outbox.acts.changes import Actor
 
-
-class TargetPart(NamedTuple):
-    """A part of a target, as paths and commands name it: what it is, and what it must be like."""
-
-    help: str
-    most: int | None = None
-    pattern: str | None = None
-    kind: type = UUID
-
-
-#: The parts of targets.
-PARTS: Mapping[str, TargetPart] = {
-    "group": TargetPart("The group, as `outbox group list` names it.", MAX_GROUP, GROUP_PATTERN, str),
-    "topic": TargetPart("The topic, or one of its feeds (orders@1).", MAX_FEED, FEED_PATTERN, str),
-    "session": TargetPart("The session, as `outbox lock list` names it.", 64, r"^[0-9a-f]+\.[0-9a-f]+$", str),
-    "fingerprint": TargetPart(
-        "The group of dead letters, as `outbox dead groups` names it.", 64, r"^[0-9a-f]{1,64}$", str
-    ),
-    "schedule": TargetPart("The reconciliation, as `outbox reconcile schedules` names it.", LONGEST, None, str),
-    "cron": TargetPart("The schedule, as `outbox cron list` names it.", MAX_GROUP, GROUP_PATTERN, str),
-    "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
-    "message_id": TargetPart("The message."),
-    "filter": TargetPart("The name of the filter.", 60, None, str),
-    "rule": TargetPart("The rule, by the code that `outbox doctor` prints.", 64, r"^[a-z_]+\.[a-z_]+$", str),
-    "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
-}
 
 #: The fields that name where an act is done, and where its producer is.
 DATABASE_FIELDS: tuple[str, ...] = ("database", "source")

@@ -175,7 +175,11 @@
         search.seen += Number(link?.dataset.further || 0);
         const [body, rows] = [one("tbody", list), all("tbody tr", next)];
         if (!body) list.replaceChildren(...next.childNodes);
-        else { body.append(...rows); one(".foot", list).replaceWith(one(".foot", next)); }
+        else {
+          body.append(...rows);
+          one(".foot", list).replaceWith(one(".foot", next));
+          one(".foot > span", list).textContent = `${all("tr", body).length} found`;
+        }
         showTimes(list);
       }
     } catch { /* stopped, or the console can't be reached: the link goes on */ }
