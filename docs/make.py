@@ -405,6 +405,7 @@ def acts() -> Iterator[str]:
         "To dead letters": "dead",
         "A copy with another body": "messages",
         "To a rule of `outbox doctor`": "rule",
+        "To a list of the console": "filter",
         "To a reconciliation": "reconcile",
         "To a saga": "sagas",
     }
