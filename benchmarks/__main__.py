@@ -18,11 +18,12 @@ NAMES = (
     *("send", "carriers", "dispatch", "consume", "by_key", "effect", "latency", "pinned", "check", "confirm"),
     *("outside", "imports", "reconcile", "dedupe", "wal"),
 )
-#: Run only when asked for: they take a quarter of an hour, an hour, ten, five, three, four, five, forty, five, 23, ten,
-#: three and 15 minutes; the first two, the reconciliation of scattered differences and the dispatch of a backlog take
-#: 10, 30, 30 and 12 GB of disk.
+#: Run only when asked for: they take a quarter of an hour each, an hour, ten, five, three, four, five, forty, five, 23,
+#: ten, three and 15 minutes (the first two are of the console); these two, the growth and the scattered differences of
+#: reconciliations and the dispatch of a backlog take 10, 6, 30, 30 and 12 GB of disk.
 _LONG = (
     "console",
+    "console_pages",
     "reconcile_growth",
     "endurance",
     "outage",

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -39,12 +39,12 @@ Taken = list[tuple[str, Any, float]]
 
 def run(lab: Lab) -> Iterator[Figure]:
     """Fill both databases, call all that the pages call, and tell the slowest statement of each."""
-    rows = lab.scale(_rows(), 20_000)
+    rows = lab.scale(rows_of(), 20_000)
     books = Books(lab.psycopg, "producer", "consumer", lambda what: lab.say(f"console: {what}"))
     fill(books, rows, int(time.time() * 1000))
     engines = {"bank_a": lab.engine("producer"), "bank_b": lab.engine("consumer")}
     for engine in engines.values():
-        _report(engine)
+        report(engine)
     admin = Operator.open(engines, Settings())
     yield Figure(f"over {rows / 1e6:g} million messages, the slowest statement (median) behind each call:", "")
     for case in cases(admin):
@@ -52,13 +52,13 @@ def run(lab: Lab) -> Iterator[Figure]:
         yield _figure(case, lab.scale(7, 2))
 
 
-def _rows() -> int:
+def rows_of() -> int:
     """Return how many messages: OUTBOX_BENCH_SIZES in millions, the first of them."""
     given = os.environ.get("OUTBOX_BENCH_SIZES")
     return int(float(given.split(",")[0]) * 1e6) if given else _ROWS
 
 
-def _report(engine: Engine) -> None:
+def report(engine: Engine) -> None:
     """Have a few workers report, as they do all the time."""
     handlers = [
         {"kind": "consumer", "topic": f"topic-{n}", "group": "mail", "name": f"app.handle_{n}", "options": {"batch": 9}}
@@ -91,7 +91,7 @@ def _figure(case: Case, times: int) -> Figure:
     slowest = max(taken, key=lambda sql: statistics.median(taken[sql]))
     median = statistics.median(taken[slowest])
     if median > BAR:
-        _explain(case, slowest, values[slowest])
+        explain(f"{case.page}: {case.what}", slowest, values[slowest], case.call)
     return Figure(
         f"{case.page}: {case.what}",
         f"{median:.1f} ms, at most {max(taken[slowest]):.1f}",
@@ -131,7 +131,7 @@ def timed() -> Iterator[Taken]:
         execute._run = original
 
 
-def _explain(case: Case, sql: str, values: Any) -> None:
+def explain(name: str, sql: str, values: Any, call: Callable[[], object]) -> None:
     """Show how the database ran a slow statement, where a person looks."""
     original = execute._run
 
@@ -141,12 +141,12 @@ def _explain(case: Case, sql: str, values: Any) -> None:
                 explain = f"EXPLAIN (ANALYZE, BUFFERS) {sql}"
                 plan = own_cursor(raw).execute(explain, values, prepare=False).fetchall()
                 lines = (line if isinstance(line, str) else bytes(line).decode() for (line,) in plan)
-                sys.stderr.write(f"\n{case.page}: {case.what}\n{sql}\n" + "\n".join(lines) + "\n")
+                sys.stderr.write(f"\n{name}\n{sql}\n" + "\n".join(lines) + "\n")
         return original(raw, before, trip)
 
     execute._run = explained
     try:
-        case.call()
+        call()
     finally:
         execute._run = original
 

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, is_typeddict
@@ -51,8 +52,10 @@ site_description = "Transactional messages as tables next to your data, on Postg
 docs_dir = "docs"
 site_dir = "site"
 copyright = "VERSION"
+REPOSITORY
 nav = [
-  { "Quick start" = "index.md" },
+  { "Why" = "index.md" },
+  { "Quick start" = "quick-start.md" },
   { "Guide" = ["sending.md", "checking.md", "consuming.md", "compensating.md", "delivering.md",
     "relaying.md", "capturing.md", "rocketmq.md", "flows.md", "topics.md", "testing.md"] },
   { "Frameworks" = ["fastapi.md", "litestar.md", "flask.md", "django.md"] },
@@ -94,23 +97,40 @@ def write(target: Path) -> Path:
             (docs / path.name).write_text(_for_the_site(path.read_text("utf-8")), "utf-8")
         elif path.suffix == ".png":
             shutil.copy(path, docs)
-    (docs / "quick-start.md").rename(docs / "index.md")
+    landing = docs / "index.md"
+    # Its picture is wide.
+    wide = "---\nhide: [toc]\n---\n\n" + landing.read_text("utf-8").replace("<!-- the picture -->", _picture(), 1)
+    landing.write_text(wide, "utf-8")
     (docs / "reference").mkdir()
     for name, (title, make) in REFERENCE.items():
         page = f"# {title}\n\n" + "\n".join(make()).rstrip() + "\n"
         (docs / "reference" / f"{name}.md").write_text(page, "utf-8")
     names = ", ".join(f'"reference/{name}.md"' for name in REFERENCE)
     config = target / "zensical.toml"
-    config.write_text(
-        CONFIG.replace("REFERENCE", names, 1).replace("VERSION", f"outbox {outbox.__version__}", 1), "utf-8"
-    )
+    known = {"REFERENCE": names, "VERSION": f"outbox {outbox.__version__}", "REPOSITORY": _repository()}
+    text = CONFIG
+    for word, what in known.items():
+        text = text.replace(word, what, 1)
+    config.write_text(text, "utf-8")
     return config
+
+
+def _picture() -> str:
+    """Return the picture of the plan of the house, as it stands there."""
+    plan = (HERE.parent / "ARCHITECTURE.md").read_text("utf-8")
+    return plan[plan.index("```text") : plan.index("```\n", plan.index("```text") + 7) + 4]
+
+
+def _repository() -> str:
+    """Return the setting of the link to the repository, as far as the package names one."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    urls = {name.lower(): url for name, url in project.get("urls", {}).items()}
+    return f'repo_url = "{urls["repository"]}"' if "repository" in urls else ""
 
 
 def _for_the_site(page: str) -> str:
     """Return a page of the repository as a page of the site: without what only tests read, with the site's links."""
     page = re.sub(r"^<!-- (?:setup\n.*?\n|not run: .*?)-->\n+", "", page, flags=re.DOTALL | re.MULTILINE)
-    page = page.replace("](quick-start.md", "](index.md")
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"`\1`", page)
 
 
@@ -385,6 +405,7 @@ def acts() -> Iterator[str]:
         "To dead letters": "dead",
         "A copy with another body": "messages",
         "To a rule of `outbox doctor`": "rule",
+        "To a list of the console": "filter",
         "To a reconciliation": "reconcile",
         "To a saga": "sagas",
     }

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 from uuid import UUID
 
 from outbox.acts.changes import LONGEST, MAX_ITEMS
+from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
 from outbox.reader import Seconds, option
 
 _TO = (
     "Where it goes on: first, now, today or yesterday (their starts, in UTC), a time (2026-01-31T12:00:00+00:00), how "
     "long ago (90s, 15m, 2h, 3d), a position, or QUEUE:POSITION,…"
 )
+
+
+class TargetPart(NamedTuple):
+    """A part of a target, as paths and commands name it: what it is, and what it must be like."""
+
+    help: str
+    most: int | None = None
+    pattern: str | None = None
+    kind: type = UUID
+
+
+#: The parts of targets.
+PARTS: Mapping[str, TargetPart] = {
+    "group": TargetPart("The group, as `outbox group list` names it.", MAX_GROUP, GROUP_PATTERN, str),
+    "topic": TargetPart("The topic, or one of its feeds (orders@1).", MAX_FEED, FEED_PATTERN, str),
+    "session": TargetPart("The session, as `outbox lock list` names it.", 64, r"^[0-9a-f]+\.[0-9a-f]+$", str),
+    "fingerprint": TargetPart(
+        "The group of dead letters, as `outbox dead groups` names it.", 64, r"^[0-9a-f]{1,64}$", str
+    ),
+    "schedule": TargetPart("The reconciliation, as `outbox reconcile schedules` names it.", LONGEST, None, str),
+    "cron": TargetPart("The schedule, as `outbox cron list` names it.", MAX_GROUP, GROUP_PATTERN, str),
+    "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
+    "message_id": TargetPart("The message."),
+    "filter": TargetPart("The name of the filter.", 60, None, str),
+    "rule": TargetPart("The rule, by the code that `outbox doctor` prints.", 64, r"^[a-z_]+\.[a-z_]+$", str),
+    "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +99,20 @@ class NoteFields:
 
     note: str = option("", "What the next operator should know.", most=LONGEST)
     owner: str = option("", "The person or team that looks after it.", most=LONGEST, metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilteredFields:
+    """Say which list a filter is of."""
+
+    of: str = option(help="The list: messages, halves, scheduled, inbox or bulk-jobs.", most=40, metavar="LIST")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterFields(FilteredFields):
+    """Give a filter."""
+
+    query: str = option(help="Its conditions, as the list's URL has them: topic=orders&status=parked.", most=4000)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from outbox.acts.changes import FEW, LONGEST, Declaration
+from outbox.acts.changes import FEW, Declaration
 from outbox.acts.forms import (
+    PARTS,
     AnswerFields,
     ControlFields,
     EditFields,
+    FilteredFields,
+    FilterFields,
     InDatabase,
     LiftFields,
     NoteFields,
@@ -32,37 +34,11 @@ from outbox.acts.forms import (
     SkipFields,
 )
 from outbox.acts.messages import ACTS
-from outbox.message.content import FEED_PATTERN, GROUP_PATTERN, MAX_FEED, MAX_GROUP
 from outbox.reader import FLAGS, option, shape_of
 
 if TYPE_CHECKING:
     from outbox.acts.changes import Actor
 
-
-class TargetPart(NamedTuple):
-    """A part of a target, as paths and commands name it: what it is, and what it must be like."""
-
-    help: str
-    most: int | None = None
-    pattern: str | None = None
-    kind: type = UUID
-
-
-#: The parts of targets.
-PARTS: Mapping[str, TargetPart] = {
-    "group": TargetPart("The group, as `outbox group list` names it.", MAX_GROUP, GROUP_PATTERN, str),
-    "topic": TargetPart("The topic, or one of its feeds (orders@1).", MAX_FEED, FEED_PATTERN, str),
-    "session": TargetPart("The session, as `outbox lock list` names it.", 64, r"^[0-9a-f]+\.[0-9a-f]+$", str),
-    "fingerprint": TargetPart(
-        "The group of dead letters, as `outbox dead groups` names it.", 64, r"^[0-9a-f]{1,64}$", str
-    ),
-    "schedule": TargetPart("The reconciliation, as `outbox reconcile schedules` names it.", LONGEST, None, str),
-    "cron": TargetPart("The schedule, as `outbox cron list` names it.", MAX_GROUP, GROUP_PATTERN, str),
-    "run_id": TargetPart("The run, as `outbox reconcile runs` names it."),
-    "message_id": TargetPart("The message."),
-    "rule": TargetPart("The rule, by the code that `outbox doctor` prints.", 64, r"^[a-z_]+\.[a-z_]+$", str),
-    "command": TargetPart("The message of the command, as `outbox sagas show` names it."),
-}
 
 #: The fields that name where an act is done, and where its producer is.
 DATABASE_FIELDS: tuple[str, ...] = ("database", "source")
@@ -469,7 +445,42 @@ LIFT_SILENCE = WholeAct(
     linked=_OF_FINDING,
     example="group.unconsumed",
     offered=lambda row: row is not None and bool(row.silenced),
+    leads="silences",
     **_RULE,
+)
+
+_FILTER: Any = {"noun": "filter", "target": "filter {filter}", "permission": "filter:save"}
+_FILTER |= {"page": "{of}", "needs_reason": False, "asks": False}
+SAVE_FILTER = WholeAct(
+    name="save_filter",
+    summary="Save the filter of a list under a name, for yourself",
+    details="The lists of the console show the filters of their user. One that has this name is replaced.",
+    why="the orders that the bank has refused",
+    consequence="The filter is a link beside the list, for you alone, or for all where the console has no login.",
+    happened="Saved.",
+    button="Save",
+    word="save",
+    path="/filters/{filter}/save",
+    fields=FilterFields,
+    linked=("of", "query"),
+    example="refused --of messages --query 'topic=orders'",
+    offered=lambda row: row is None,
+    **_FILTER,
+)
+DELETE_FILTER = WholeAct(
+    name="delete_filter",
+    summary="Delete a saved filter of yours",
+    details="Nothing else goes with it.",
+    why="the bank has mended it",
+    consequence="The filter is no link beside the list any more.",
+    happened="Deleted.",
+    button="Delete",
+    word="delete",
+    path="/filters/{filter}/delete",
+    fields=FilteredFields,
+    linked=("of",),
+    example="refused --of messages",
+    **_FILTER,
 )
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -657,7 +668,7 @@ WHOLE_ACTS: Mapping[str, WholeAct] = {
     for each in (
         *(PAUSE_GROUP, RESUME_GROUP, SET_RATE, RESET_GROUP, SKIP_GROUP, DELETE_GROUP),
         *(PAUSE_TOPIC, RESUME_TOPIC, DELETE_TOPIC, PAUSE_CRON, RESUME_CRON, RUN_CRON, DELETE_CRON),
-        *(END, NOTE, SILENCE, LIFT_SILENCE, RECONCILE, REPAIR, ANSWER, EDIT),
+        *(END, NOTE, SILENCE, LIFT_SILENCE, SAVE_FILTER, DELETE_FILTER, RECONCILE, REPAIR, ANSWER, EDIT),
     )
 }
 

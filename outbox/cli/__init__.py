@@ -100,6 +100,7 @@ app.add_typer(reconcile.app, name="reconcile")
 app.add_typer(nouns.sagas_app)
 app.add_typer(nouns.topics_app)
 app.add_typer(nouns.cron_app)
+app.add_typer(nouns.filter_app)
 app.add_typer(rocketmq.app)
 app.command()(processes.demo)
 

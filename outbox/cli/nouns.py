@@ -163,6 +163,14 @@ def list_schedules(databases: DatabasesOptions, form: ListFormOption = ListForm.
 
 add_acts(cron_app, "cron")
 
+filter_app: typer.Typer = typer.Typer(
+    name="filter",
+    help="Save the filter of a list under a name, which the console shows to its user, and delete one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+add_acts(filter_app, "filter")
+
 
 # --- what an application declares ------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import datetime as dt
 
-#: So many seconds are reported.
-WINDOW = 300.0
+#: So many seconds are reported, and of the last of them once more alone.
+WINDOW, MINUTE = 300.0, 60.0
 #: The upper ends (seconds) of the buckets of times, each a quarter above the one before: from 0.1 ms to more than an
 #: hour. Longer ones are in one more.
 BOUNDS: Sequence[float] = tuple(0.0001 * 1.25**number for number in range(80))
@@ -49,6 +49,16 @@ class _Totals:
     failed: int
     calls: tuple[int, ...]
 
+    def since(self, earlier: _Totals) -> dict[str, Any]:
+        """Return what has happened since: in how many ``seconds``, and how many ``done``, ``failed``, ``calls``."""
+        calls = map(operator.sub, self.calls, earlier.calls)
+        return {
+            "seconds": round(self.at - earlier.at, 3),
+            "done": self.done - earlier.done,
+            "failed": self.failed - earlier.failed,
+            "calls": {str(bucket): number for bucket, number in enumerate(calls) if number},
+        }
+
 
 class HandlerReport:
     """What a worker reports of one handler, by the meters of the threads that call it, for each of its sources."""
@@ -62,9 +72,10 @@ class HandlerReport:
     def facts(self) -> dict[str, Any]:
         """Return what happened within the window, as JSON can hold it; to be called every few seconds.
 
-        ``seconds`` is the time that the numbers are of; ``calls`` are by bucket, without those that have none. ``lag``
-        and ``waiting_since`` are what those threads saw that have looked last, one at each source, the first of them
-        ``looked`` seconds ago.
+        ``seconds`` is the time that the numbers are of; ``calls`` are by bucket, without those that have none, and
+        ``minute`` has the same four of the last minute: times of several workers can be added up by bucket, their
+        percentiles can't. ``lag`` and ``waiting_since`` are what those threads saw that have looked last, one at each
+        source, the first of them ``looked`` seconds ago.
         """
         return self.facts_at(time.monotonic())
 
@@ -73,20 +84,17 @@ class HandlerReport:
         totals, earlier = self._totals(now), self._earlier
         while len(earlier) > 1 and earlier[1].at <= now - WINDOW:
             earlier.popleft()
-        since = earlier[0]
+        minute_ago = next((each for each in reversed(earlier) if each.at <= now - MINUTE), earlier[0])
+        found = {**totals.since(earlier[0]), "minute": totals.since(minute_ago)}
         earlier.append(totals)
-        calls = map(operator.sub, totals.calls, since.calls)
         last = [max(meters, key=lambda meter: meter.measured_at or 0.0) for meters in self._by_source]
         lags = [meter.lag for meter in last if meter.lag is not None]
         looks = [meter.measured_at for meter in last if meter.measured_at is not None]
         since_all = min((each.waiting_since for each in last if each.waiting_since is not None), default=None)
         return {
             **self._names,
-            "seconds": round(now - since.at, 3),
-            "done": totals.done - since.done,
-            "failed": totals.failed - since.failed,
+            **found,
             "in_flight": sum(meter.in_flight for meter in self._meters),
-            "calls": {str(bucket): number for bucket, number in enumerate(calls) if number},
             "looked": round(now - min(looks), 3) if len(looks) == len(last) else None,
             "lag": sum(lags) if len(lags) == len(last) else None,
             "waiting_since": None if since_all is None else since_all.isoformat(),

@@ -102,6 +102,17 @@ WITH RECURSIVE place AS (
          ORDER BY consumer_group, topic, queue LIMIT 1) n
 )"""
 
+# Jumps from group to group in the index: with many topics, to walk through all queues would take long.
+#: All groups that have an offset, as ``one (consumer_group)``.
+OFFSET_GROUPS = """
+WITH RECURSIVE one AS (
+    (SELECT consumer_group FROM {s}.consumer_offset ORDER BY consumer_group LIMIT 1)
+    UNION ALL
+    SELECT n.consumer_group FROM one CROSS JOIN LATERAL (
+        SELECT consumer_group FROM {s}.consumer_offset o WHERE o.consumer_group > one.consumer_group
+         ORDER BY consumer_group LIMIT 1) n
+)"""
+
 # What a later reset or a log that went back has cut off is read again, or is gone.
 #: The ranges of positions that a group will never read, since an operator had it skip them, as ``skipped (queue,
 #: former, position)``: those after ``former`` and up to ``position``; none where that isn't behind it.

@@ -44,6 +44,7 @@ from outbox.operator.bulk.jobs import BulkJobs
 from outbox.operator.control import GroupControls
 from outbox.operator.databases import MASKED, PATIENCE, Database, Databases
 from outbox.operator.edit import Edits, Notes
+from outbox.operator.filters import SavedFilters
 from outbox.operator.health.workers import LockViews
 from outbox.operator.look import inbox_sql
 from outbox.operator.look.conversation import ConversationViews
@@ -68,7 +69,7 @@ Ids = UUID | Collection[UUID]
 By = str | Actor
 
 
-class Operator(Notes, Edits, ConversationViews, BulkJobs, CronSchedules, LockViews, GroupControls):
+class Operator(Notes, Edits, ConversationViews, BulkJobs, CronSchedules, LockViews, GroupControls, SavedFilters):
     """See and act, over one or more databases.
 
     Acts are recorded in ``audit``, in the transaction in which they are done. ``by`` is the actor: a name, or an

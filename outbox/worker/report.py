@@ -23,8 +23,9 @@ from outbox.errors import SchemaError
 from outbox.message.limits import rate_text
 from outbox.message.model import Counts, uuid7
 from outbox.operator.health.rules import Thresholds
+from outbox.operator.health.sql import WORKERS
 from outbox.operator.health.stats import as_sample, stats
-from outbox.operator.health.workers import held_locks
+from outbox.operator.health.workers import held_locks, reports, work_by_group
 from outbox.telemetry.events import LockHeld, SampleFailed, StatisticsRead
 from outbox.telemetry.hooks import emit, listeners, middlewares_here
 from outbox.text import database_address, process_name, storable, summary_of
@@ -195,6 +196,9 @@ class Reporter:
             revisions = migration.current(connection, self._settings.schema)
             parts = [part for part in migration.PARTS if revisions[part]]
             sample = as_sample(stats(connection, self._settings, parts, seconds=_SAMPLE_SECONDS))
+            with connection.begin():
+                (reported,) = execute(connection, WORKERS(self._settings.schema))
+            sample["work"] = work_by_group(reports("", reported))
             self._warn_of_locks(connection, parts)
         except (DBAPIError, SchemaError) as error:
             if is_lost(connection):

@@ -40,14 +40,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "answer": ("sagas", "answer", ID, "done", *WHY),
     "silence": ("rule", "silence", "no.rule", "--lasts", "1h", *WHY[:2]),
     "lift_silence": ("rule", "lift", "no.rule"),
+    "delete_filter": ("filter", "delete", "nobody", "--of", "messages"),
     "note": ("dead", "note", "0f3a91c2d4e5b6a7", "--owner", "payments"),
     **{
         name: (GROUP_OF.get(name, PLACES[act.noun]), name, f"nobody/{ID}" if act.noun == "inbox" else ID, *WHY)
         for name, act in ACTS.items()
     },
 }
-#: Orders that the console alone takes.
-ORDERED = {"reconcile", "repair"}
+#: Orders that the console alone takes, and an act that makes what has the name.
+ORDERED = {"reconcile", "repair", "save_filter"}
 
 
 @pytest.mark.parametrize("name", [each.name for each in DECLARATIONS if each.name not in ORDERED])

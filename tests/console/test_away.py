@@ -20,7 +20,7 @@ from tests.console.web import API, Http, Shop
 
 DEAD = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
 LISTS = ("/messages", "/inbox", "/halves", "/scheduled", "/audit", "/bulk-jobs")
-PAGES = (*LISTS, "/dead", "/dead?tab=discarded", "/handlers", "/locks", "/groups")
+PAGES = (*LISTS, "/dead", "/dead?tab=discarded", "/handlers", "/locks", "/silences", "/groups")
 MISSING = "Not reached: north. What only it knows is missing here."
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from bisect import bisect_left
 from urllib.parse import quote
 from uuid import UUID
 
@@ -10,10 +12,12 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.acts.changes import FEW
+from outbox.consumer.meter import BOUNDS
 from outbox.testing import drain
 from tests.console.test_pages_look import well_made
 from tests.console.visitor import Visitor
-from tests.console.web import TOPIC, Http, Shop
+from tests.console.web import GROUP, TOPIC, Http, Shop
+from tests.operator.health import sample, this_minute
 
 WHY = {"reason": "the handler was wrong"}
 WHILE = {"reason": "the provider moves"}
@@ -223,3 +227,25 @@ def test_a_group_is_held_back(visitor: Visitor, shop: Shop) -> None:
     resumed = visitor.send(visitor.go(visitor.go("groups").link("Resume…")).form("/resume_group"))
     assert "Resumed" in resumed.text
     assert shop.outbox.operator.control_of("billing", "orders").state == "running"
+
+
+def test_what_a_group_did_minute_by_minute(acting: Http, visitor: Visitor, shop: Shop) -> None:
+    """A minute's column leads to its messages; where no sample is, the chart has a gap, and the table a dash."""
+    minute = this_minute(shop.engine) - dt.timedelta(minutes=5)
+    done = {"done": 40.0, "failed": 2.0, "calls": {str(bisect_left(BOUNDS, 0.02)): 42}}
+    sample(shop.engine, minute, {}, work={TOPIC: {GROUP: done}})
+    found = {each["name"]: each for each in acting.get(f"/groups/{GROUP}/{TOPIC}/work").json()}
+    at = [dt.datetime.fromisoformat(each) for each in found["p50"]["times"]].index(minute)
+    assert [found[name]["values"][at] for name in ("consumed", "failed")] == [40.0, 2.0]
+    assert found["p95"]["values"][at] == pytest.approx(0.02, rel=0.25)
+    assert found["p95"]["values"][at + 1] is None
+    assert acting.get(f"/groups/{GROUP}/{TOPIC}/work?window=2y").status_code == 422
+    assert acting.get(f"/groups/{GROUP}/{TOPIC}/work?database=nowhere").status_code == 422
+    page = visitor.go(f"/groups/{GROUP}/{TOPIC}")
+    well_made(page)
+    since, until = (quote(each.isoformat()) for each in (minute - dt.timedelta(minutes=1), minute))
+    leads = f"/inbox?group={GROUP}&topic={TOPIC}&since={since}&until={until}"
+    # In each of the two charts from the column, and from the table, which a keyboard reaches.
+    assert [tag.get("href") for name, tag in page.tags if name == "a"].count(leads) == 4
+    assert "consumed: unknown" in page.text and "consumed: 40 messages/min" in page.text
+    assert visitor.go(f"/groups/{GROUP}/{TOPIC}?window=2y").status == 422

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
+from urllib.parse import quote
 from uuid import UUID
 
 import pytest
@@ -13,6 +15,7 @@ from outbox.acts.changes import Act
 from outbox.acts.messages import ACTS
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.testing import bulk
+from tests.console.test_pages_look import well_made
 from tests.console.visitor import Page, Visitor
 from tests.console.web import GROUP, TOPIC, Shop
 from tests.kit import wait_until
@@ -275,3 +278,58 @@ def test_a_note_is_written_beside_dead_letters(visitor: Visitor, shop: Shop) -> 
     noted = next(each for each in visitor.http.get("/dead/groups").json() if each["fingerprint"] == fingerprint)
     assert (noted["note"], noted["owner"]) == ("by the API", None)
     assert visitor.http.post("/dead/groups/0123456789abcdef/note", {"note": "x"}).status_code == 404
+
+
+def test_silences_that_hold_and_that_are_planned(visitor: Visitor, shop: Shop) -> None:
+    """Both are on a page; there a silence is lifted, a planned one by itself, and the page tells how many were."""
+    operator = shop.outbox.operator
+    tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    operator.silence("message.parked", 3600, by="ann", why="the provider moves", topic=TOPIC)
+    operator.silence("message.parked", 3600, by="ann", why="the provider moves", group=GROUP)
+    operator.silence("group.lag", 3600, by="bob", why="the yearly import", begins=tomorrow)
+    page = visitor.go("silences")
+    well_made(page)
+    first, second, planned = page.rows[1:]
+    assert all("silenced" in row and "message.parked" in row for row in (first, second))
+    assert all(word in planned for word in ("planned", "group.lag", "bob", "the yearly import", "all that it finds"))
+    links = [href for href, words in page.links if words == "Lift the silence…"]
+    assert len(links) == 3
+    done = visitor.send(visitor.go(links[2]).form("/acts/lift_silence"))
+    assert done.status == 200 and "needs attention again. Count: 1." in done.text
+    assert len(done.rows) == 3
+    done = visitor.send(visitor.go("acts/lift_silence?rule=message.parked").form("/acts/lift_silence"))
+    assert "Count: 2." in done.text and "No rule is silenced" in done.text
+    for did in ("nothing-2", "lift_silence-<b>", "lift_silence-12345678901"):
+        assert "Count" not in visitor.go(f"silences?did={quote(did)}").text
+
+
+def test_a_filter_is_saved_and_deleted(visitor: Visitor, shop: Shop) -> None:
+    """Once something is searched for, it can be kept under a name; a period stays one. Another user doesn't see it."""
+    shop.orders(1)
+    assert "Save this filter" not in visitor.go("messages").text
+    page = visitor.go(f"messages?topic={TOPIC}&within=24h")
+    saved = visitor.send(visitor.go(page.link("Save this filter")).form("/acts/save_filter"), filter="of today")
+    well_made(saved)
+    assert "Saved." in saved.text
+    leads = saved.link("of today")
+    assert leads == f"/messages?topic={TOPIC}&within=24h"
+    assert "24 hours" in visitor.go(leads).text
+    assert not visitor.go("inbox").has_link("of today")
+    assert not visitor.as_role("operator").go("messages").has_link("of today")
+    question = next(href for href, _ in saved.links if "delete_filter" in href)
+    gone = visitor.send(visitor.go(question).form("/acts/delete_filter"))
+    assert "Deleted." in gone.text and not gone.has_link("of today")
+
+
+def test_names_are_suggested(visitor: Visitor, shop: Shop) -> None:
+    """Keys of the newest messages, and the errors of dead letters, as far as they are in the error."""
+    shop.parked(7, trouble="no lane 17 in town")
+    options = {values.get("value") for name, values in visitor.go("messages").tags if name == "option"}
+    assert {TOPIC, "order-7"} <= options
+    page = visitor.go("inbox")
+    (error,) = [
+        each
+        for name, values in page.tags
+        if name == "option" and (each := values.get("value", "")).startswith("no such")
+    ]
+    assert "no lane 17" in visitor.go(f"inbox?error={quote(error)}").text

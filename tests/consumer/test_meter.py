@@ -137,6 +137,23 @@ def test_what_is_old_is_forgotten() -> None:
     assert done_at(3 * WINDOW + 1) == (0, WINDOW * 2 - 199.2)
 
 
+def test_the_last_minute_is_told_apart() -> None:
+    """It begins at the newest report that is a minute old; of a worker younger than that, when it started."""
+    meter, began = HandlerMeter(), time.monotonic()
+    report = report_of(meter)
+
+    def minute_at(seconds: float) -> tuple[int, int, dict[str, int], float]:
+        minute = report.facts_at(began + seconds)["minute"]
+        return minute["done"], minute["failed"], minute["calls"], round(minute["seconds"], 1)
+
+    meter.done, meter.calls[7] = 2, 2
+    assert minute_at(5) == (2, 0, {"7": 2}, 5.0)
+    meter.done, meter.failed, meter.calls[9] = 12, 1, 11
+    assert minute_at(50) == (12, 1, {"7": 2, "9": 11}, 50.0)
+    assert minute_at(70.1) == (10, 1, {"9": 11}, 65.1)
+    assert minute_at(130.2) == (0, 0, {}, 60.1)
+
+
 @pytest.mark.parametrize(
     "times", [[0.01], [0.01] * 99 + [5.0], [0.00001], [100_000.0], [number / 1000 for number in range(1, 1001)]]
 )

@@ -642,6 +642,8 @@ def order(part: Part) -> Callable[[Town], None]:
                 operator.note(group.fingerprint, by="ada", note=note)
         operator.silence("group.lag", 60, by="ada", why="why")
         operator.lift_silence("group.lag", by="ada")
+        operator.save_filter("late", "messages", "topic=orders", by="ada")
+        operator.delete_filter("late", "messages", by="ada")
         if part == "consumer":
             operator.set_rate("g", "5/s", by="ada")
             operator.pause_group("g", by="ada", why="why")

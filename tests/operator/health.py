@@ -115,9 +115,11 @@ def this_minute(engine: Engine) -> dt.datetime:
     return minute
 
 
-def sample(engine: Engine, at: dt.datetime, topics: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> None:
+def sample(
+    engine: Engine, at: dt.datetime, topics: Mapping[str, Any], groups: Mapping[str, Any] | None = None, **more: Any
+) -> None:
     """Write the sample of the minute that began then, taken when it began."""
-    stats = json.dumps({"at": at.isoformat(), "topics": topics, "groups": groups or {}})
+    stats = json.dumps({"at": at.isoformat(), "topics": topics, "groups": groups or {}, **more})
     statement = "INSERT INTO outbox.stats_sample (sampled_at, stats) VALUES (:at, CAST(:stats AS jsonb))"
     sql(engine, statement, at=at, stats=stats)
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+from bisect import bisect_left
 from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine, create_engine
 
 from outbox import Outbox, Park, Retry, Settings
+from outbox.consumer.meter import BOUNDS
 from outbox.database.identity import renew
-from outbox.errors import InvalidRequest
+from outbox.errors import InvalidRequest, UnknownDatabase
 from outbox.operator.databases import Database, Databases
 from outbox.operator.health.overview import HealthViews
 from tests.operator.health import (
     consume,
     dispatch,
     findings,
+    open_databases,
     overview_of,
     sample,
     send,
@@ -196,3 +199,26 @@ def test_a_database_that_is_away(engine: Engine) -> None:
     assert "hunter2" not in repr(found)
     nothing = HealthViews(Databases([Database("gone", gone, Settings(), parts)])).overview()
     assert (nothing.series, nothing.topics, set(nothing.tiles.values())) == ([], [], {None})
+
+
+def test_the_work_of_a_group_by_minute(engine: Engine) -> None:
+    """Counts and percentiles of all workers that had the group; a minute without a sample or a worker is a gap."""
+    health, now = HealthViews(open_databases(b=engine)), this_minute(engine)
+    fast, slow = str(bisect_left(BOUNDS, 0.01)), str(bisect_left(BOUNDS, 2.0))
+    done = {"done": 100.0, "failed": 3.0, "calls": {fast: 90, slow: 10}}
+    idle = {"done": 0.0, "failed": 0.0, "calls": {}}
+    for back, work in ((2, {"paid": {"mail": done}}), (3, {"paid": {"mail": idle}}), (4, {"paid": {"other": done}})):
+        sample(engine, now - dt.timedelta(minutes=back), {}, work=work)
+    found = {each.name: each for each in health.work("paid", "mail", "b")}
+    at = found["p50"].times.index(now - dt.timedelta(minutes=2))
+    assert {name: each.values[at - 2 : at + 2] for name, each in found.items() if name[0] != "p"} == {
+        "consumed": [None, 0.0, 100.0, None],
+        "failed": [None, 0.0, 3.0, None],
+    }
+    assert [each is None for each in found["p50"].values[at - 2 : at + 2]] == [True, True, False, True]
+    assert [found[name].values[at] for name in ("p50", "p95")] == pytest.approx([0.01, 2.0], rel=0.25)
+    assert all(each is None for one in health.work("paid", "nobody") for each in one.values)
+    with pytest.raises(InvalidRequest, match="window"):
+        health.work("paid", "mail", window="2y")
+    with pytest.raises(UnknownDatabase):
+        health.work("paid", "mail", "nowhere")

@@ -84,6 +84,27 @@ def test_what_handlers_do_is_reported(bench: Bench) -> None:
     assert (numbers["done"], numbers["lag"]) == (0, None)
 
 
+def test_a_sample_has_what_handlers_did_in_the_minute(bench: Bench) -> None:
+    """The times of all workers are added up by bucket; one that reports late counts as much as it did in a minute."""
+
+    def worker(number: int, seconds: float, done: int, **calls: int) -> Facts:
+        minute = {"seconds": seconds, "done": done, "failed": 1, "calls": calls}
+        duty = {"handler": {"topic": "paid", "group": "mail", "minute": minute}}
+        return Facts(UUID(int=number), f"host:{number}", "1", ["consume"], [], {"consume paid of mail": duty})
+
+    with bench.engine.connect() as connection:
+        for facts in (worker(1, 20.0, 8, a=5, b=3), worker(2, 120.0, 8, b=9), worker(3, 60.0, 500, a=500)):
+            report_once(connection, Settings(), facts, lambda _: {})
+        with connection.begin():
+            connection.execute(text("DELETE FROM outbox.stats_sample"))
+            connection.execute(text("UPDATE outbox.worker SET seen_at = now() - interval '1 h' WHERE name = 'host:3'"))
+    bench.work(roles=["dispatch"])
+    (sample,) = wait_until(
+        lambda: bench.rows("SELECT stats FROM outbox.stats_sample WHERE stats ? 'at'"), "there is a sample"
+    )
+    assert sample["work"] == {"paid": {"mail": {"done": 12.0, "failed": 1.5, "calls": {"a": 5, "b": 12}}}}
+
+
 def test_a_worker_that_is_cut_off_stays_in_the_table(bench: Bench) -> None:
     """A goodbye that can't be said doesn't keep the worker from ending."""
     worker = bench.work(roles=["dispatch"])

@@ -14,8 +14,9 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Path, Response
 
 from outbox.acts.changes import Act, Declaration, Target
+from outbox.acts.forms import PARTS
 from outbox.acts.messages import ACTS
-from outbox.acts.whole_acts import PARTS, WHOLE_ACTS, WholeAct, returned, with_fields
+from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct, returned, with_fields
 from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, from_query, problems
 from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch

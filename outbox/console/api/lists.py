@@ -34,7 +34,7 @@ from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.databases import Databases, is_away
 from outbox.operator.health.overview import Overview, TopicLag, shortened
-from outbox.operator.health.stats import WINDOWS
+from outbox.operator.health.stats import WINDOWS, Series
 from outbox.operator.look.paging import every_page, listed
 from outbox.operator.look.redactor import Body
 from outbox.operator.operator import Operator
@@ -148,6 +148,12 @@ def of_each(
 def overview(context: Context, window: Window = "1h") -> Overview:
     """Return the state of everything: numbers, problems in sentences, topics with their lag, charts."""
     return shortened(context.operator.overview(window))
+
+
+@router.get("/groups/{group}/{topic}/work", tags=["groups"])
+def work(context: Context, group: str, topic: str, window: Window = "1h", database: str | None = None) -> list[Series]:
+    """Return what the handlers of a group did in each minute: consumed, failed, p50 and p95 of their calls."""
+    return context.operator.work(topic, group, database, window)
 
 
 @router.get("/topics", tags=["state"])

@@ -517,7 +517,8 @@ def _add(act: WholeAct) -> None:
             problem = as_problem(error)
             status = problem.status_code if problem else 422
             return _ask_whole(view, act, pairs, set(order.fixed.split(",")), fault=str(error), status=status)
-        return view.done(act.name, *act.at(act.leads or act.page, values, done))
+        count = str(done).partition(" ")[0]
+        return view.done(act.name, *act.at(act.leads or act.page, values, done), count=count)
 
     question = (
         (f"/acts/{act.name}/ask", confirm_by_form, "POST") if act.secret else (f"/acts/{act.name}", confirm, "GET")

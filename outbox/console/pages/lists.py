@@ -116,7 +116,8 @@ class Listing(Generic[F, T]):
     ``tabs`` are fields of it that select a tab of the page: they aren't cleared with the filter. The page itself sets
     ``fixed`` fields. ``values`` are those of the filter's fields, ``applied`` is for each of them its name, its text
     and the URL without it. ``before`` and ``after`` are the URLs of the pages beside this one. ``filter`` selects the
-    same rows again, for a bulk job on all of them. ``fault`` says what is wrong with the filter, if it is.
+    same rows again, for a bulk job on all of them, ``shown`` those of its periods whenever it is read. ``fault`` says
+    what is wrong with the filter, if it is.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Listing(Generic[F, T]):
         shown = [(name, text) for name, text in everything if name in names_of(kind) or name in tabs]
         criteria = [pair for pair in shown if pair[0] not in fixed] + list(fixed.items())
         self.page: Page[T] = Page([])
-        self.filter: str = ""
+        self.filter, self.shown = "", urlencode(shown)
         self.fault: str = ""
         paging = Paging()
         try:
@@ -171,7 +172,7 @@ class Listing(Generic[F, T]):
         self.numbers: list[tuple[int, str] | None] = [
             None if each is None else (each, numbered(each)) for each in numbers
         ]
-        self.number: int = paging.page
+        self.number, self.size = paging.page, paging.size
         self.clear: str = to([pair for pair in shown if pair[0] in tabs])
         self.first: str | None = to(shown) if paging.after else None
         self.before: str | None = to(shown, trail[-1], trail[:-1]) if trail else None
@@ -200,15 +201,16 @@ router: APIRouter = APIRouter(include_in_schema=False)
 
 def _add_list(call: str, tabs: Collection[str] = (), *, further: str = "", **shown: Any) -> None:
     """Add the page of a list that a call returns, with what else is ``shown``, and the call ``further`` on its rows."""
-    kind = types_of(call)["criteria"]
+    kind, name = types_of(call)["criteria"], call.replace("_", "-")
 
     def show(view: View) -> Response:
         found: Listing[Any, Any] = Listing(view, kind, getattr(view.operator, call), tabs=tabs)
         more = {further: getattr(view.operator, further)(found.page.items)} if further else {}
         more |= {"suggested": view.operator.names()} if "topic" in names_of(kind) else {}
+        more |= {"saved": view.operator.saved_filters(name, view.context.actor.name), "of": name}
         return view.page(f"{call}.html", found.status, list=found, **shown, **more)
 
-    router.add_api_route(f"/{call.replace('_', '-')}", show)
+    router.add_api_route(f"/{name}", show)
 
 
 _add_list("messages", further="fates_of", statuses=[*MessageStatus, *model.MessageFate], periods=PERIODS)
@@ -287,6 +289,7 @@ def _add_rows(path: str, call: Callable[[Operator], Iterable[Any]]) -> None:
 
 _add_rows("cron", Operator.cron_schedules)
 _add_rows("locks", Operator.locks)
+_add_rows("silences", Operator.silences)
 
 
 @router.get("/system")

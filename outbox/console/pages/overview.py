@@ -29,8 +29,6 @@ from outbox.operator.model import Conversation, Page, PageRequest
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
 _LABELS, _GROUPS_DRAWN = 4, 3
-#: The lists that have what a chart counts, by its time.
-LISTS = {"throughput": "messages", "decided": "messages", "dead": "inbox"}
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 
 
@@ -104,9 +102,23 @@ def overview(view: View, window: str = "1h") -> Response:
     loud, silenced = ([each for each in everything if bool(each.finding.silenced) is so] for so in (False, True))
     shown: dict[str, Any] = {"attention": loud[:_AT_ONCE], "further": loud[_AT_ONCE:], "silenced": silenced}
     shown |= {"left_out": len(found.findings) - MOST_ROWS, "charts": charts(found.series)}
-    always = {"tiles": TILES, "mends": mends, "link_of": link_of, "spark": spark, "LISTS": LISTS}
+    always = {"tiles": TILES, "mends": mends, "link_of": link_of, "spark": spark}
     shown |= {"window": window, "windows": list(WINDOWS), **always}
     return view.page("overview.html", rows.status, overview=found, list=rows, **shown)
+
+
+@router.get("/groups/{group}/{topic}")
+def group_work(view: View, group: str, topic: str, window: str = "1h", database: str | None = None) -> Response:
+    """Show what the handlers of a group did in each minute, or in one of each step: a column leads to its messages."""
+    *counts, p50, p95 = view.operator.work(topic, group, database, window)
+    times = [replace(each, unit="ms", values=[v and v * 1000 for v in each.values]) for each in (p50, p95)]
+    where = {"group": group, "topic": topic, "database": database}
+    drawn = (
+        draw("work", "Consumed and failed in a minute", counts, colours=(1, 4), page="inbox", **where),
+        draw("times", "Milliseconds that a call took", times, colours=(2, 5), page="inbox", **where),
+    )
+    shown: dict[str, Any] = {**where, "window": window, "windows": list(WINDOWS)}
+    return view.page("group.html", charts=list(filter(None, drawn)), **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +139,19 @@ class Hit:
     x: float
     width: float
     title: str
-    query: Mapping[str, str]
+    query: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart; ``peak`` is the value at its upper edge, ``labels`` are times under it, ``rows`` its twin as a table."""
+    """A chart; ``peak`` is the value at its upper edge, ``labels`` are times under it, ``rows`` its twin as a table.
+
+    ``page`` is the list to which its columns lead, empty for none.
+    """
 
     name: str
     title: str
+    page: str
     shapes: tuple[Shape, ...]
     hits: tuple[Hit, ...]
     labels: tuple[str, ...]
@@ -171,17 +187,23 @@ def charts(series: Sequence[Series]) -> list[Chart]:
     decided = named(committed="committed", rolled_back="rolled back", checks="checks")
     at_producer = named(backlog="undispatched", undecided="undecided")
     drawn = (
-        draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed")),
+        draw("throughput", "Messages a minute", named(throughput="sent", consumed="consumed"), page="messages"),
         draw("lag", "Lag by group", groups),
-        draw("dead", "Failed and parked", in_inboxes, colours=(3, 4)),
+        draw("dead", "Failed and parked", in_inboxes, colours=(3, 4), page="inbox"),
         draw("backlog", "Waiting at the producer", at_producer, colours=(1, 5)),
-        draw("decided", "Decisions and checks a minute", decided, colours=(2, 4, 5)),
+        draw("decided", "Decisions and checks a minute", decided, colours=(2, 4, 5), page="messages"),
     )
     return [chart for chart in drawn if chart is not None]
 
 
 def draw(
-    name: str, title: str, series: Sequence[Series], *, colours: Sequence[int] = range(1, COLOURS + 1)
+    name: str,
+    title: str,
+    series: Sequence[Series],
+    *,
+    colours: Sequence[int] = range(1, COLOURS + 1),
+    page: str = "",
+    **where: str | None,
 ) -> Chart | None:
     """Return a chart of series that share their times; None where there is nothing to draw: no series, or no times."""
     if not series or not series[0].times:
@@ -197,11 +219,12 @@ def draw(
     return Chart(
         name,
         title,
+        page,
         shapes=tuple(
             Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
             for index, (one, known) in enumerate(zip(series, values, strict=True))
         ),
-        hits=tuple(_hit(index, series, *row) for index, row in enumerate(rows)),
+        hits=tuple(_hit(index, series, where, *row) for index, row in enumerate(rows)),
         labels=_labels(times),
         peak=peak,
         head=tuple(one.name for one in series),
@@ -239,14 +262,20 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
     return line, area
 
 
-def _hit(index: int, series: Sequence[Series], time: dt.datetime, column: Sequence[float | None]) -> Hit:
+def _hit(
+    index: int,
+    series: Sequence[Series],
+    where: Mapping[str, str | None],
+    time: dt.datetime,
+    column: Sequence[float | None],
+) -> Hit:
     width = 100 / len(series[0].times)
     values = (
         f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
         for one, value in zip(series, column, strict=True)
     )
     step = series[0].times[1] - series[0].times[0] if len(series[0].times) > 1 else dt.timedelta(minutes=1)
-    query = {"since": (time - step).isoformat(), "until": time.isoformat()}
+    query = {**where, "since": (time - step).isoformat(), "until": time.isoformat()}
     return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]), query)
 
 

@@ -58,6 +58,8 @@ _RETRYABLE = frozenset({409, 412, 422, 500, 503})
 _GOOD_FOR = 10.0
 _MOST_GROUPS = 500
 
+#: A count in a link has less digits.
+_DIGITS = 10
 #: The texts of the last act, by its code: a link can only name an act, never bring its own text.
 _DONE = {act.name: act.happened for act in DECLARATIONS} | {
     "start": "Ordered. Workers carry it out.",
@@ -138,6 +140,8 @@ _CHIPS = {
     "alive": Chip("check", "good", "alive", "reported within the last three of its reports"),
     "silent": Chip("alert", "warn", "silent", "missed three of its reports"),
     "answered": Chip("check", "", "answered", "the checker gave an answer"),
+    "silenced": Chip("clock", "", "silenced", "it needs no attention until then"),
+    "planned": Chip("hourglass", "info", "planned", "it silences from then on"),
     "being_asked": Chip("hourglass", "info", "being asked", "a checker is being asked at this moment"),
     "no_answer": Chip("alert", "warn", "no answer", "the worker died over it, or was cut off"),
 }
@@ -240,10 +244,13 @@ class PageView:
         shared = {"badges": badges.now(self.operator), "databases": names, "several": len(names) > 1}
         return self.render(template, status, **(shared | data))
 
-    def done(self, code: str, *segments: object) -> Response:
-        """Return the redirect after an act to the page that shows its result; ``code`` names the act."""
+    def done(self, code: str, *segments: object, count: str = "") -> Response:
+        """Return the redirect after an act to the page that shows its result; ``code`` names the act.
+
+        If ``count`` is a number, the page tells it.
+        """
         self.request.app.state.badges.forget()
-        return RedirectResponse(self.context.url(*segments, did=code), 303)
+        return RedirectResponse(self.context.url(*segments, did=f"{code}-{count}" if count.isdecimal() else code), 303)
 
     def render(self, template: str, status: int, **data: Any) -> HTMLResponse:
         """Return a page without what only the databases know."""
@@ -267,10 +274,17 @@ class PageView:
             "section": context.path.strip("/").partition("/")[0],
             "here": context.url(*context.path.strip("/").split("/")),
             "query": self.request.url.query,
-            "did": _DONE.get(self.request.query_params.get("did", "")),
+            "did": _done(self.request.query_params.get("did", "")),
             "now": dt.datetime.now(dt.UTC),
         }
         return HTMLResponse(_environment().get_template(template).render(shared | data), status)
+
+
+def _done(code: str) -> str:
+    """Return the text of the last act, with the count in its code; a link can bring a number, but no text."""
+    name, _, count = code.partition("-")
+    counted = f" Count: {int(count):,}." if count.isdecimal() and len(count) < _DIGITS else ""
+    return _DONE[name] + counted if name in _DONE else ""
 
 
 def view_of(request: Request) -> PageView:

@@ -76,6 +76,7 @@
   let refreshedAt = Date.now();
   let notBefore = 0;
   let failing = false;
+  const MOST_ROUNDS = 100;
   const dialog = () => one("#dialog");
   const typing = () => document.activeElement?.matches("main :is(textarea, select, input:not([type=checkbox]))");
   const pause = () => {
@@ -83,6 +84,7 @@
     if (dialog()?.open) return "paused: a dialog is open";
     const count = chosen().length;
     if (count) return `paused: ${count} selected`;
+    if (search) return `${search.done ? "searched" : "searching:"} ${search.seen.toLocaleString("en")}`;
     return typing() ? "paused: you are typing" : "";
   };
   const refresh = (byHand) => {
@@ -155,6 +157,38 @@
   document.addEventListener("htmx:error", (event) => {
     if (event.detail.ctx?.sourceElement?.matches?.("[data-live]")) { notBefore = Date.now() + 10000; stale(true); }
   });
+
+  // --- a search that has used up its budget goes on by itself, one request after the other --------------------------
+  let search = null;
+  const goOn = async () => {
+    const [first, list] = [one("[data-further]"), one("#rows")];
+    if (!first || !list) return;
+    search = { seen: Number(first.dataset.further), stop: new AbortController(), done: false };
+    try {
+      for (let round = 0, link = first; link && round < MOST_ROUNDS && all("tbody tr", list).length < link.dataset.size; round += 1) {
+        one("[data-stop]", list).hidden = false;
+        showPace();
+        const answer = await fetch(link.href, { signal: search.stop.signal });
+        const next = one("#rows", new DOMParser().parseFromString(await answer.text(), "text/html"));
+        if (!answer.ok || !next) break;
+        link = one("[data-further]", next);
+        search.seen += Number(link?.dataset.further || 0);
+        const [body, rows] = [one("tbody", list), all("tbody tr", next)];
+        if (!body) list.replaceChildren(...next.childNodes);
+        else {
+          body.append(...rows);
+          one(".foot", list).replaceWith(one(".foot", next));
+          one(".foot > span", list).textContent = `${all("tr", body).length} found`;
+        }
+        showTimes(list);
+      }
+    } catch { /* stopped, or the console can't be reached: the link goes on */ }
+    search.done = true;
+    all("[data-stop]").forEach((button) => { button.hidden = true; });
+    say(`${all("tbody tr", list).length} found`);
+    showPace();
+  };
+
   // --- a question in the dialog: what is wrong with it stays there, what was done leads on to its page ---------------
   const ask = () => {
     dialog().setAttribute("aria-labelledby", "ask-title");
@@ -249,6 +283,7 @@
     }
     if (at("[data-close]") && dialog()?.open) { event.preventDefault(); dialog().close(); }
     if (at("[data-clear]")) clearChosen();
+    if (at("[data-stop]")) search.stop.abort();
     if (at("[data-theme-next]")) nextTheme();
     if (at("[data-refresh]")) refresh(true);
     if (at("[data-fresh]")) location.reload();
@@ -294,6 +329,7 @@
     showTimes();
     countChosen();
     tick();
+    goOn();
     setInterval(() => { tick(); showTimes(); }, 1000);
   });
 })();

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.migration import chain
-from outbox.errors import SchemaError
+from outbox.database.sql import NOW
+from outbox.errors import DatabaseUnreached, SchemaError
+from outbox.operator.databases import read_each
 from outbox.operator.health import inspections, sql, stats, workers
 from outbox.operator.health.attention import by_weight
 from outbox.operator.health.rules import Diagnosis
@@ -192,6 +195,11 @@ class DatabaseHealth(Subject):
             yield from inspections.reconciliations(self)
 
 
+def _within(window: str) -> float:
+    """Return for how long (seconds) after a moment of a window a sample stands for it."""
+    return min(stats.WITHIN, stats.WINDOWS[window][1])
+
+
 def _read(database: Database, window: str, times: list[dt.datetime]) -> DatabaseHealth:
     with database.engine.connect() as connection:
         numbers = stats.stats(connection, database.settings, database.parts, seconds=_SECONDS)
@@ -199,8 +207,8 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
         times += stats.moments(window, numbers.at)
     minute = numbers.at.replace(second=0, microsecond=0)
     minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
-    of_window = sql.SAMPLES(database.schema, edges=times, within=min(stats.WITHIN, stats.WINDOWS[window][1]))
-    of_minutes = sql.SAMPLES(database.schema, edges=minutes, within=60.0)
+    of_window = sql.SAMPLES(database.schema, edges=times, within=_within(window), path=[])
+    of_minutes = sql.SAMPLES(database.schema, edges=minutes, within=60.0, path=[])
     with database.read_only(_SECONDS) as connection:
         sampled = execute(connection, of_window, of_minutes)
         samples, recent = ([stats.StatsSample.read(text) for (text,) in rows] for rows in sampled)
@@ -506,6 +514,34 @@ class HealthViews(Silences):
                 continue
             found += [each.name] if topic_of(topic) in topics else []
         return found
+
+    def work(self, topic: str, group: str, database: str | None = None, window: str = "1h") -> list[stats.Series]:
+        """Return what the handlers of a group did in the minutes of ``window``: 1h, or one of each step of 6h, 24h, 7d.
+
+        ``consumed`` and ``failed`` (messages and attempts a minute), and within how many seconds half of the calls
+        ended (``p50``), and nearly all (``p95``). None where no sample was taken, or no worker had the group, and
+        percentiles where there was no call. What all workers of all databases did is joined.
+
+        Raises:
+            InvalidRequest: there is no such window.
+            UnknownDatabase: no database of that name.
+            DatabaseUnreached: a database that may have the group can't be read.
+        """
+        times: list[dt.datetime] = []
+
+        def read(connection: Connection, each: Database) -> list[Row]:
+            ((now,),) = execute(connection, NOW)[0]
+            times[:] = times or stats.moments(window, now)[1:]
+            path = ["work", topic, group]
+            return execute(connection, sql.SAMPLES(each.schema, edges=times, within=_within(window), path=path))[0]
+
+        unreached = self.databases.away_for(database)
+        found = read_each(self.databases.having("consumer", database), read, unreached)
+        if unreached:
+            # A sum without what is there would be too low.
+            raise DatabaseUnreached(unreached)
+        minutes = zip(*([text and json.loads(text) for (text,) in rows] for rows in found.values()), strict=True)
+        return stats.work(times, [workers.joined(filter(None, each)) for each in minutes])
 
     def workers(self) -> list[WorkerRow]:
         """Return the workers that run or were not ended in order, those that are alive first."""

@@ -84,6 +84,11 @@ class Silence:
     reason: str
     active: bool
 
+    @property
+    def silenced(self) -> bool:
+        """Return true: as on a finding that is silenced, it can be lifted."""
+        return True
+
     def covers(self, finding: Diagnosis) -> bool:
         """Return whether a finding is silenced now."""
         topic = finding.details.get("topic")

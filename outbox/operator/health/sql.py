@@ -509,10 +509,10 @@ SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
   FROM (SELECT created_at FROM {s}.bulk_job WHERE finished_at IS NULL ORDER BY created_at LIMIT %(limit)s) o
 """)
 
-#: The first sample at or after each of these moments, ``within`` seconds. Rows: one for each moment, in order:
-#: ``(statistics as JSON or NULL,)``.
+#: The first sample at or after each of these moments, ``within`` seconds, and of it what is at a ``path``, empty for
+#: all. Rows: one for each moment, in order: ``(statistics as JSON or NULL,)``.
 SAMPLES = Template("""
-SELECT s.stats::text
+SELECT (s.stats #> %(path)s::text[])::text
   FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
   LEFT JOIN LATERAL (SELECT stats FROM {s}.stats_sample
                       WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)

@@ -14,9 +14,12 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from outbox.consumer.meter import percentile
 from outbox.database.execute import Row, execute
 from outbox.database.identity import source_identity, sources
 from outbox.database.sql import NOW, plan_by_index, read_only
@@ -227,7 +230,8 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
 def as_sample(stats: Stats) -> dict[str, Any]:
     """Return the statistics as they are kept once a minute, without zeros and unknown numbers.
 
-    ``at``; ``topics`` by name; ``groups`` by topic and name; ``sagas`` by name.
+    ``at``; ``topics`` by name; ``groups`` by topic and name; ``sagas`` by name. The worker that takes the sample adds
+    ``work``, by topic and group (`outbox.operator.health.workers.work_by_group`).
     """
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for group in stats.groups:
@@ -371,6 +375,9 @@ _KINDS = (
     _Kind("dead", "parked", of_groups=True),
 )
 
+#: What is counted of the work of a group in a minute: by which names, of which part of a sample.
+_WORK = (("consumed", "done", "messages"), ("failed", "failed", "attempts"))
+
 #: For each database its samples at the moments of a window.
 Samples = Mapping[str, Sequence[StatsSample | None]]
 
@@ -415,6 +422,20 @@ def series(
             parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}
             found |= {f"{kind.name}/{part}": (kind.unit, parts[part]) for part in _highest(parts, most)}
     return [Series(name, unit, times[1:], values[1:]) for name, (unit, values) in found.items()]
+
+
+def work(times: list[dt.datetime], minutes: Sequence[Mapping[str, Any] | None]) -> list[Series]:
+    """Return the series of what the handlers of a group did in each minute, from their sums; None is a gap."""
+
+    def made(name: str, unit: str, value: Callable[[Mapping[str, Any]], float | None]) -> Series:
+        return Series(name, unit, times, [None if each is None else value(each) for each in minutes])
+
+    counts = [made(name, f"{unit}/min", itemgetter(key)) for name, key, unit in _WORK]
+    return counts + [made(f"p{share}", "s", partial(_within, share / 100)) for share in (50, 95)]
+
+
+def _within(share: float, minute: Mapping[str, Any]) -> float | None:
+    return percentile(minute["calls"], share)
 
 
 def recent_decisions(now: Stats, samples: Sequence[StatsSample | None]) -> dict[str, RecentDecisions]:

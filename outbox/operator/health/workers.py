@@ -203,6 +203,30 @@ def _numbers(work: Sequence[tuple[WorkerReport, Mapping[str, Any]]]) -> HandlerN
     )
 
 
+def work_by_group(reports: Iterable[WorkerReport]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what the handlers of each group did in the last minute on the living workers, by topic and group."""
+    found: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for duty in (duty for worker in reports if worker.row.alive for duty in worker.row.duties.values()):
+        if (each := duty.get("handler")) and (minute := each.get("minute")):
+            pace = 60 / max(minute["seconds"], 60.0)
+            counts = {name: minute[name] * pace for name in minute.keys() - {"seconds", "calls"}}
+            found[each["topic"], each["group"]].append({**counts, "calls": minute["calls"]})
+    work: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for (topic, group), parts in found.items():
+        work[topic][group] = joined(parts) or {}
+    return work
+
+
+def joined(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Add up what several workers did in a minute: calls by bucket, since percentiles can't be; None without any."""
+    total: dict[str, Any] | None = None
+    for each in parts:
+        total = total or {"calls": Counter()}
+        total |= {name: round(total.get(name, 0.0) + each[name], 1) for name in each.keys() - {"calls"}}
+        total["calls"].update(each["calls"])
+    return total
+
+
 def alive(reports: Iterable[WorkerReport]) -> bool:
     """Return whether any worker is alive."""
     return any(worker.works for worker in reports)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from outbox.consumer.sql import HOLDS_KEY
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import ALONE, FEEDS, GROUP_QUEUES, OPEN, SETTLED
+from outbox.database.sql import ALONE, FEEDS, OFFSET_GROUPS, OPEN, SETTLED
 from outbox.message.model import Status
 from outbox.operator.look.paging import count_of, fitting
 from outbox.operator.model import InboxFilter
@@ -396,7 +396,25 @@ def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, value
 # --- what became of messages since ----------------------------------------------------------------------
 
 #: The groups of each topic. Rows: ``(topic, group)``.
-GROUPS_OF_TOPICS = f"{GROUP_QUEUES} SELECT DISTINCT topic, consumer_group FROM place ORDER BY 1, 2"
+#: The groups that read any of these topics, or a feed of one. Rows: ``(topic, group)``.
+GROUPS_OF = f"""{OFFSET_GROUPS}
+SELECT t.topic, one.consumer_group FROM one CROSS JOIN unnest(%(topics)s::text[]) t (topic)
+ WHERE EXISTS (SELECT FROM {{s}}.consumer_offset o WHERE o.consumer_group = one.consumer_group AND o.topic = t.topic)
+    OR EXISTS (SELECT FROM {{s}}.consumer_offset o WHERE o.consumer_group = one.consumer_group
+                  AND o.topic > t.topic || '{OF_SOURCE}' AND o.topic < t.topic || '{chr(ord(OF_SOURCE) + 1)}')
+ ORDER BY 1, 2
+"""
+#: The first groups, and the first topics that groups read, ``most`` of each. Rows: ``(group or NULL, topic or NULL)``.
+FIRST_NAMES = f"""{OFFSET_GROUPS}, pair AS (
+    (SELECT consumer_group, topic, 1 AS number FROM {{s}}.consumer_offset ORDER BY consumer_group, topic LIMIT 1)
+    UNION ALL
+    SELECT n.consumer_group, n.topic, pair.number + 1 FROM pair CROSS JOIN LATERAL (
+        SELECT consumer_group, topic FROM {{s}}.consumer_offset o
+         WHERE (o.consumer_group, o.topic) > (pair.consumer_group, pair.topic)
+         ORDER BY consumer_group, topic LIMIT 1) n WHERE pair.number < %(most)s
+)
+(SELECT consumer_group, NULL FROM one LIMIT %(most)s) UNION ALL SELECT NULL, topic FROM pair
+"""
 
 #: Which of these messages a group is done with, or will try by itself: they failed, or wait. Rows: ``(id,)``.
 met: Template = Template(f"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
     from outbox.operator.databases import Database, Databases
 
 _TOPICS = "SELECT name FROM {s}.topic ORDER BY name LIMIT %(most)s"
+#: Where a kind of error goes on with what an error hasn't.
+_UNSAID = re.compile(" in | of |\N{HORIZONTAL ELLIPSIS}")
+# Of few rows, in the order of the index: a page must not wait for them.
+_KEYS = """
+SELECT DISTINCT key FROM (SELECT key FROM {s}.half_message ORDER BY id DESC LIMIT %(most)s) n WHERE key IS NOT NULL
+"""
 _BY_ID: SortOrder[model.MessageRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,))
 _OLDEST: SortOrder[model.HalfRow] = SortOrder(key=lambda row: (row.id,), shape=(UUID,), newest_first=False)
 _DUE: SortOrder[model.ScheduledRow] = SortOrder(
@@ -85,22 +92,26 @@ class Lists(OverDatabases):
         return self.shown_texts(page_of(self.databases, "producer", criteria, page, _BY_ID, read))
 
     def names(self, most: int = 200) -> dict[str, list[str]]:
-        """Return the first topics and groups by their names, ``most`` of each: what a filter may be about.
+        """Return what a filter may be about, ``most`` of each: topics, groups, keys, and kinds of errors.
 
-        Those of a database that can't be read are left out.
+        Topics and groups are the first by their names; keys and errors are those of the newest messages, and of the
+        dead letters. Those of a database that can't be read are left out.
         """
-        found: dict[str, set[str]] = {"topics": set(), "groups": set()}
+        found: dict[str, set[str]] = {"topics": set(), "groups": set(), "sent_keys": set(), "errors": set()}
 
         def read(connection: Connection, database: Database) -> None:
             if "producer" in database.parts:
                 found["topics"] |= {name for (name,) in query(connection, database.schema, _TOPICS, most=most)}
+                found["sent_keys"] |= {key for (key,) in query(connection, database.schema, _KEYS, most=most)}
             if "consumer" in database.parts:
-                for topic, group in query(connection, database.schema, inbox_sql.GROUPS_OF_TOPICS):
-                    found["topics"].add(topic_of(topic))
-                    found["groups"].add(group)
+                for group, topic in query(connection, database.schema, inbox_sql.FIRST_NAMES, most=most):
+                    found["topics" if group is None else "groups"].add(group or topic_of(topic))
+                # As far as an error has its kind in it.
+                for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0]:
+                    found["errors"].add(_UNSAID.split(kind)[0].strip())
 
         read_each(self.databases.values(), read, [])
-        return {kind: sorted(names)[:most] for kind, names in found.items()}
+        return {kind: sorted(names - {""})[:most] for kind, names in found.items()}
 
     def fates_of(self, rows: Sequence[model.MessageRow]) -> dict[UUID, list[model.FateSince]]:
         """Return what became of the dispatched ones of these messages in each group that a registered database knows.
@@ -503,9 +514,9 @@ def _in_groups(
 ) -> list[tuple[int, model.FateSince]]:
     schema, groups_of = database.schema, defaultdict(list)
     with database.read_only() as connection:
-        if any(acted[number].group is None for number in numbers):
-            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF_TOPICS):
-                groups_of[topic_of(topic)].append(group)
+        if topics := sorted({acted[number].topic or "" for number in numbers if acted[number].group is None}):
+            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics):
+                groups_of[topic].append(group)
         pairs = [
             (number, group)
             for number in numbers

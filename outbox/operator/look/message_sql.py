@@ -12,7 +12,7 @@ from uuid import UUID
 from outbox.acts.changes import MessageStatus
 from outbox.check.sql import UNANSWERED
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import GROUP_QUEUES, IS_CONFIRMED, message_status
+from outbox.database.sql import IS_CONFIRMED, OFFSET_GROUPS, message_status
 from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, CORRELATION_HEADER, ENCODING_HEADER, SENDER_HEADER
 from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
@@ -111,7 +111,9 @@ SELECT function, requested_by, reason, result::text, compensated_at FROM {s}.com
 BODY = f"SELECT content_type, body, headers ->> '{ENCODING_HEADER}' FROM {{s}}.half_message WHERE id = %(id)s"
 
 #: Which groups of a topic have come to a position in a queue, 1,000 at most. Rows: ``(group, left_out or unconsumed)``.
-REACHED = f"""{GROUP_QUEUES}, known AS (SELECT DISTINCT consumer_group FROM place WHERE topic = %(topic)s)
+REACHED = f"""{OFFSET_GROUPS}, known AS (
+    SELECT consumer_group FROM one WHERE EXISTS (
+        SELECT FROM {{s}}.consumer_offset o WHERE o.consumer_group = one.consumer_group AND o.topic = %(topic)s))
 SELECT consumer_group,
        CASE WHEN (SELECT max(position) FROM {{s}}.consumer_offset o
                    WHERE o.consumer_group = k.consumer_group AND o.topic = %(topic)s AND o.queue = %(queue)s)

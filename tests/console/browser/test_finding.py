@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from outbox.operator.look import lists
 from tests.console.browser.steps import entry, row, rows
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def test_messages_are_found_by_topic_and_key(page: Page, museum: Museum) -> None
     """A filter is in the URL, is shown above the list, and can be taken away piece by piece."""
     page.goto("messages")
     page.get_by_role("combobox", name="Topic", exact=True).fill("transfer")
-    page.get_by_role("textbox", name="Key", exact=True).fill("BB-405")
+    page.get_by_role("combobox", name="Key", exact=True).fill("BB-405")
     page.get_by_role("button", name="Search").click()
     expect(rows(page)).to_have_count(1)
     assert "key=BB-405" in page.url
@@ -112,6 +113,34 @@ def test_lists_go_on_and_back(page: Page) -> None:
     assert len(ids) == len(set(ids)) > 10
     page.get_by_role("link", name="Back", exact=True).click()
     expect(rows(page).first).to_have_id(seen[-2][0])
+
+
+def test_a_search_through_bodies_goes_on_by_itself(page: Page, museum: Museum, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request after the other, each within its budget, to the end; the list says how much was searched."""
+    monkeypatch.setattr(lists, "SEARCH_SECONDS", 0.0)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "after=" in request.url else None)
+    page.goto("messages?body=order.id%3D42")
+    expect(rows(page)).to_have_count(1)
+    expect(page.get_by_role("link", name=str(museum.hostile)[-8:])).to_be_visible()
+    expect(page.locator("#announcer")).to_have_text("1 found")
+    expect(page.get_by_role("link", name="Search further")).to_have_count(0)
+    expect(page.locator("[data-updated]")).to_contain_text("searched")
+    assert len(asked) == len(set(asked)) > 10
+
+
+def test_a_search_is_stopped(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request that runs is cut off; the link goes on from there, and nothing more is asked for."""
+    monkeypatch.setattr(lists, "SEARCH_SECONDS", 0.0)
+    page.route("**/messages?*after=*", lambda route: None)  # never answered
+    page.goto("messages?body=order.id%3D42")
+    expect(page.locator("[data-updated]")).to_contain_text("searching:")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.locator("[data-updated]")).to_contain_text("searched")
+    page.unroute_all(behavior="ignoreErrors")
+    page.get_by_role("link", name="Search further").first.click()
+    expect(page.locator("#announcer")).to_have_text("1 found")
 
 
 def test_messages_are_found_by_what_became_of_them(page: Page, museum: Museum) -> None:

@@ -68,10 +68,10 @@ def test_it_is_text_after_a_refresh_too(page: Page, museum: Museum, watches: lis
 def test_it_can_be_searched_for(page: Page, museum: Museum) -> None:
     """A key that is markup goes into a filter, into the URL and back, and finds its message."""
     page.goto("messages")
-    page.get_by_role("textbox", name="Key", exact=True).fill(HOSTILE[:200])
+    page.get_by_role("combobox", name="Key", exact=True).fill(HOSTILE[:200])
     page.get_by_role("button", name="Search").click()
     expect(page.get_by_role("link", name=str(museum.hostile)[-8:])).to_be_visible()
-    expect(page.get_by_role("textbox", name="Key", exact=True)).to_have_value(HOSTILE[:200])
+    expect(page.get_by_role("combobox", name="Key", exact=True)).to_have_value(HOSTILE[:200])
     assert hacked(page) is None
 
 
