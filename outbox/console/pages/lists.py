@@ -133,7 +133,8 @@ class Listing(Generic[F, T]):
         shown = [(name, text) for name, text in everything if name in names_of(kind) or name in tabs]
         criteria = [pair for pair in shown if pair[0] not in fixed] + list(fixed.items())
         self.page: Page[T] = Page([])
-        self.filter, self.shown = "", urlencode(shown)
+        self.filter: str = ""
+        self.shown: str = urlencode(shown)
         self.fault: str = ""
         paging = Paging()
         try:
@@ -172,7 +173,8 @@ class Listing(Generic[F, T]):
         self.numbers: list[tuple[int, str] | None] = [
             None if each is None else (each, numbered(each)) for each in numbers
         ]
-        self.number, self.size = paging.page, paging.size
+        self.number: int = paging.page
+        self.size: int = paging.size
         self.clear: str = to([pair for pair in shown if pair[0] in tabs])
         self.first: str | None = to(shown) if paging.after else None
         self.before: str | None = to(shown, trail[-1], trail[:-1]) if trail else None

@@ -304,12 +304,12 @@ def brought_together(
 
     number = partitions or int(producer.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     by = functions.pmod(functions.xxhash64("id"), functions.lit(number)).alias("share")
-    sides = {"ours": producer, "theirs": consumer}
+    frames = {"ours": producer, "theirs": consumer}
 
     def of(side: str, frame: DataFrame) -> DataFrame:
         rows = {
             name: functions.struct(*each.columns) if name == side else functions.lit(None).cast(each.schema)
-            for name, each in sides.items()
+            for name, each in frames.items()
         }
         return frame.select(by, functions.lit(side).alias("side"), *(row.alias(name) for name, row in rows.items()))
 
@@ -326,9 +326,8 @@ def _shares(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield the rows of each share, of batches that are sorted by it."""
     parts: list[pa.RecordBatch] = []
     for batch in batches:
-        numbers = batch["share"].to_numpy()
-        bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(batch)]
-        for first, end in itertools.pairwise(bounds):
+        turns = np.flatnonzero(np.diff(batch["share"].to_numpy())) + 1
+        for first, end in itertools.pairwise([0, *turns.tolist(), len(batch)] if len(batch) else []):
             part = batch.slice(first, end - first)
             if parts and part["share"][0] != parts[0]["share"][0]:
                 yield pa.Table.from_batches(parts)

@@ -53,11 +53,11 @@ from outbox.reconcile.source import (
 try:
     from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError as error:
+except ImportError:
     raise ImportError(
         f"format('outbox') needs the Python data sources of Spark 4.3, and this is PySpark {pyspark.__version__}; the "
-        "reconciliation and outbox.reconcile.compare work on it"
-    ) from error
+        "reconciliation and comparisons of frames work on it"
+    ) from None
 
 if TYPE_CHECKING:
     import pyarrow as pa
