@@ -249,11 +249,11 @@ DRAWS = {
     "operator/bulk/jobs.py": "an operator orders a job",
     "operator/edit.py": "an operator sends a copy",
     "worker/report.py": "a worker begins",
+    "rocketmq/server.py": "a server begins",
     "producer/process.py": "a process begins",
     "producer/producer.py": "an application sends from outside of what is handled",
-    "reconcile/follow/record.py": "a run begins",
     "reconcile/record/orders.py": "a person orders a run, or a repair",
-    "reconcile/record/write.py": "a run begins",
+    **dict.fromkeys(("reconcile/follow/record.py", "reconcile/record/write.py"), "a run begins"),
     "reconcile/fleet/totals.py": "a comparison begins",
 }
 

@@ -395,7 +395,6 @@ def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, value
 
 # --- what became of messages since ----------------------------------------------------------------------
 
-#: The groups of each topic. Rows: ``(topic, group)``.
 #: The groups that read any of these topics, or a feed of one. Rows: ``(topic, group)``.
 GROUPS_OF = f"""{OFFSET_GROUPS}
 SELECT t.topic, one.consumer_group FROM one CROSS JOIN unnest(%(topics)s::text[]) t (topic)
