@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import jars, kafka_brokers
+from .ports import free_port
 
 #: So long (seconds) a server may take to answer.
 _PATIENCE = 180.0
@@ -40,12 +41,6 @@ class Missing(Exception):
 
 class ServerDied(Exception):
     """A server didn't come up, or has ended by itself."""
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def answers(port: int) -> bool:

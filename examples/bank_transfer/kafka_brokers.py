@@ -10,7 +10,6 @@ more listener, and says that it is at the proxy's ``PORT``.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from . import jars
+from .ports import free_port
 
 VERSION, LOG4J = "4.4.0", "2.25.5"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
@@ -102,12 +102,6 @@ def _write_settings(folder: Path, node: int, ports: dict[int, Ports], log: Path,
     return path
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
-
-
 def _known_brokers(port: int) -> int:
     """Ask a broker for its metadata (version 4, of no topic), and return how many brokers it knows."""
     request = struct.pack(">hhihi?", 3, 4, 1, -1, 0, False)
@@ -146,8 +140,8 @@ def main(brokers: int, proxy: int = 0) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit())
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    home, free = installed(), iter(_free_ports(4 * brokers))
-    ports = {node: (next(free), next(free), next(free), next(free)) for node in range(1, brokers + 1)}
+    home = installed()
+    ports = {node: (free_port(), free_port(), free_port(), free_port()) for node in range(1, brokers + 1)}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory(prefix="kafka-") as name:
         folder = Path(name)

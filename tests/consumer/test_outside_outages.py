@@ -23,6 +23,7 @@ import pytest
 from sqlalchemy import URL, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
+from examples.bank_transfer.ports import free_port
 from outbox import Message, Settings
 from outbox.consumer.meter import HandlerMeter
 from outbox.consumer.outside.calls import Call, CallContext, Calls
@@ -233,8 +234,7 @@ def pooler(request: pytest.FixtureRequest, bench: Bench) -> Iterator[URL]:
 @contextmanager
 def pgbouncer(path: str, server: URL) -> Iterator[URL]:
     """Run PgBouncer with one server connection for all clients together; yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port = free_port()
     url = server.set(host="127.0.0.1", port=port, query={})
     host = server.query.get("host") or server.host
     ini = f"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.bank_transfer.brokers import unpacked
+from examples.bank_transfer.ports import free_port
 from tests.kit import wait_until
 from tests.kit.programs import lacks
 
@@ -49,8 +49,7 @@ def mariadb(folder: Path, *statements: str) -> Iterator[MariaDB]:
         )
     data = folder / "data"
     data.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     libraries = ":".join(map(str, (ROOT / "usr/lib").glob("*-linux-gnu")))
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries} if Path("/") != ROOT else dict(os.environ)
     command = [str(_SERVER), "--no-defaults", "--user=root", f"--datadir={data}", f"--lc-messages-dir={_SHARE}"]

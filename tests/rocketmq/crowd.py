@@ -27,7 +27,7 @@ import grpc
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer.brokers import free_port
+from examples.bank_transfer.ports import free_port
 from outbox import Outbox
 from outbox.database import migration
 from outbox.embedded import Server

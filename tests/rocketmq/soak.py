@@ -29,7 +29,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from examples.bank_transfer.brokers import free_port
+from examples.bank_transfer.ports import free_port
 from outbox import Outbox
 from outbox.database import migration
 from outbox.embedded import Server

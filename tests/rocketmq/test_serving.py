@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,6 +18,7 @@ import grpc
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from examples.bank_transfer.ports import free_port
 from outbox import Outbox, Settings
 from outbox.errors import InvalidSettings
 from outbox.rocketmq.options import RocketmqOptions
@@ -30,13 +30,6 @@ from tests.kit.processes import python
 from tests.kit.programs import program
 from tests.rocketmq.conftest import NewServer
 from tests.rocketmq.raw import RawClient, code, handle_of, message
-
-
-def free_port() -> int:
-    """Return a port that nothing listens at now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def answer(port: int, path: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from examples.bank_transfer.brokers import free_port
+from examples.bank_transfer.ports import free_port
 from tests.kit import wait_until
 from tests.kit.processes import ROOT
 from tests.kit.programs import program
@@ -149,10 +149,9 @@ class ServerProcess:
 def ours(url: str, checks: Iterable[Check], needs: str, folder: Path) -> Iterator[CheckedServer]:
     """Run our server."""
     process = ServerProcess(url, checks, needs, folder)
-    server = process.start()
     try:
-        yield server
-    finally:
+        yield process.start()
+    finally:  # also where one of the two hasn't come up: the other would go on in a database that others use then
         process.end()
 
 
