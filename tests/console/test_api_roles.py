@@ -44,6 +44,7 @@ VALUES = {
     "session": "6564f1a2.1267",
     "rule": "group.lag",
     "fingerprint": "0123456789abcdef",
+    "filter": "nothing",
     "action": "resend",
     "name": "x.css",
     "rest": "nothing",

@@ -148,7 +148,7 @@ def test_frozen_it_costs_no_attempt(bench: Bench, relaying: Relaying, target: Ta
     consumer = relaying(target.publisher(timeout=1.0))
     consumer.gate = Gate(consumer.subscription, bench.settings, consumer._queues.keys(), clock)
     bench.send(-1)
-    bench.consume(consumer)
+    recover(bench, consumer, clock, 1)  # to connect may take longer than that time-out
     server.freeze()
     try:
         bench.send(*range(10))
@@ -159,8 +159,7 @@ def test_frozen_it_costs_no_attempt(bench: Bench, relaying: Relaying, target: Ta
         server.thaw()
     recover(bench, consumer, clock, 11)
     received = [each.value for each in target.read()]
-    assert set(received) == {-1, *range(10)}
-    assert list(dict.fromkeys(received[1:])) == list(range(10))
+    assert list(dict.fromkeys(received)) == [-1, *range(10)]
 
 
 @stopped
