@@ -129,7 +129,8 @@ class Soak:
     def order(self, number: int) -> None:
         """Give an order: a half, a row, a verdict, as far as nothing is killed meanwhile."""
         while (producer := self.producer) is None:
-            self.ended.wait(0.1)
+            if self.ended.wait(0.1):
+                return
         self.wait_for_server()
         body = str(number)
         commits, says = self.dice.random() < 0.8, self.dice.random() < 0.8
@@ -215,11 +216,12 @@ def run(orders: int, kills: int, seed: int = 1) -> tuple[Counter[str], list[str]
                 with guard:
                     number = next(given, None)
                     left[0] -= number is not None
-                if number is None:
+                if number is None or soak.ended.is_set():
                     return
                 soak.order(number)
 
-        with ThreadPoolExecutor(_TELLERS + _TAKERS) as pool:
+        with ThreadPoolExecutor(_TELLERS + _TAKERS) as pool, ExitStack() as at_end:
+            at_end.callback(soak.ended.set)  # also where something fails here: threads that go on would hide it
             takers = [pool.submit(soak.take, group) for _ in range(_TAKERS)]
             tellers = [pool.submit(teller) for _ in range(_TELLERS)]
             for number in range(kills):

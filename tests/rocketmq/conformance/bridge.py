@@ -167,7 +167,7 @@ class Bridge:
         """Kill the process, as a machine does that fails."""
         self.process.kill()
         self.process.wait()
-        with self._lock:
+        with self._lock, suppress(BrokenPipeError):  # a request that it hasn't taken
             self.process.stdin.close()
         self._reader.join()
         self.process.stdout.close()
