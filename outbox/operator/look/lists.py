@@ -95,7 +95,7 @@ class Lists(OverDatabases):
         """Return what a filter may be about, ``most`` of each: topics, groups, keys, and kinds of errors.
 
         Topics and groups are the first by their names; keys and errors are those of the newest messages, and of the
-        dead letters. Those of a database that can't be read are left out.
+        dead letters; none where addresses aren't shown. Those of a database that can't be read are left out.
         """
         found: dict[str, set[str]] = {"topics": set(), "groups": set(), "sent_keys": set(), "errors": set()}
 
@@ -106,8 +106,8 @@ class Lists(OverDatabases):
             if "consumer" in database.parts:
                 for group, topic in query(connection, database.schema, inbox_sql.FIRST_NAMES, most=most):
                     found["topics" if group is None else "groups"].add(group or topic_of(topic))
-                # As far as an error has its kind in it.
-                for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0]:
+                # As far as an error has its kind in it, where a host is no address any more that could be masked.
+                for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0] if self.addresses else ():
                     found["errors"].add(_UNSAID.split(kind)[0].strip())
 
         read_each(self.databases.values(), read, [])
