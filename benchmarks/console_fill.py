@@ -156,6 +156,8 @@ _BOTH: Sequence[LiteralString] = (
     # A week of samples, of twenty topics with two groups each.
     """INSERT INTO outbox.stats_sample (sampled_at, stats)
        SELECT t, jsonb_build_object('at', t,
+              'totals', jsonb_build_object('messages', 210 * (extract(epoch FROM t)::int8 / 60), 'undispatched', 210,
+                             'undecided', 210, 'consumed', 210 * (extract(epoch FROM t)::int8 / 60), 'parked', 210),
               'topics', (SELECT jsonb_object_agg('topic-' || k, jsonb_build_object(
                              'messages', k * (extract(epoch FROM t)::int8 / 60), 'undispatched', k, 'undecided', k))
                            FROM generate_series(1, 20) k),

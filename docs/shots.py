@@ -113,6 +113,7 @@ def remember(engine: Engine) -> None:
         for back in (each for each in range(1, _MINUTES) if each not in _GAP):
             at, kept = now - dt.timedelta(minutes=back), json.loads(newest)
             numbers = [
+                kept["totals"],
                 *kept["topics"].values(),
                 *(group for each in kept["groups"].values() for group in each.values()),
             ]

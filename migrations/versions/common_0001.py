@@ -39,7 +39,8 @@ UPGRADE = (
         ends_at TIMESTAMPTZ NOT NULL, author TEXT NOT NULL, reason TEXT NOT NULL,
         CONSTRAINT ck_silence_ends CHECK (ends_at > begins_at))""",
     """CREATE TABLE {s}.stats_sample (
-        sampled_at TIMESTAMPTZ CONSTRAINT pk_stats_sample PRIMARY KEY, stats JSONB NOT NULL)""",
+        sampled_at TIMESTAMPTZ CONSTRAINT pk_stats_sample PRIMARY KEY, stats JSONB NOT NULL,
+        totals JSONB GENERATED ALWAYS AS (stats - '{topics,groups,sagas,work}'::text[]) STORED)""",
 )
 
 DOWNGRADE = dropping(UPGRADE)

@@ -195,9 +195,11 @@ class Reporter:
             # Of all tables that are there, whichever of them this worker serves: one sample is for all workers.
             revisions = migration.current(connection, self._settings.schema)
             parts = [part for part in migration.PARTS if revisions[part]]
-            sample = as_sample(stats(connection, self._settings, parts, seconds=_SAMPLE_SECONDS))
+            now = stats(connection, self._settings, parts, seconds=_SAMPLE_SECONDS)
+            schema = self._settings.schema
             with connection.begin():
-                (reported,) = execute(connection, WORKERS(self._settings.schema))
+                newest, reported = execute(connection, _NEWEST_SAMPLE(schema), WORKERS(schema))
+            sample = as_sample(now, json.loads(newest[0][0]) if newest else None)
             sample["work"] = work_by_group(reports("", reported))
             self._warn_of_locks(connection, parts)
         except (DBAPIError, SchemaError) as error:

@@ -15,6 +15,7 @@ from outbox.consumer.consumer import Consumer
 from outbox.operator.databases import Databases
 from outbox.operator.health.overview import HealthViews, Overview
 from outbox.operator.health.rules import Diagnosis
+from outbox.operator.health.stats import totals
 from outbox.worker.report import Facts, report_once
 from tests.kit import dispatch_all
 
@@ -118,10 +119,12 @@ def this_minute(engine: Engine) -> dt.datetime:
 def sample(
     engine: Engine, at: dt.datetime, topics: Mapping[str, Any], groups: Mapping[str, Any] | None = None, **more: Any
 ) -> None:
-    """Write the sample of the minute that began then, taken when it began."""
-    stats = json.dumps({"at": at.isoformat(), "topics": topics, "groups": groups or {}, **more})
+    """Write the sample of the minute that began then, taken when it began: after those of the minutes before it."""
+    stats = {"at": at.isoformat(), "topics": topics, "groups": groups or {}, **more}
+    with engine.connect() as connection:
+        before = connection.scalar(text("SELECT stats FROM outbox.stats_sample ORDER BY sampled_at DESC LIMIT 1"))
     statement = "INSERT INTO outbox.stats_sample (sampled_at, stats) VALUES (:at, CAST(:stats AS jsonb))"
-    sql(engine, statement, at=at, stats=stats)
+    sql(engine, statement, at=at, stats=json.dumps(stats | {"totals": totals(stats, before)}))
 
 
 def run(engine: Engine, age: str = "1 hour", **values: object) -> None:

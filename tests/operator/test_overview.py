@@ -14,6 +14,7 @@ from outbox.consumer.meter import BOUNDS
 from outbox.database.identity import renew
 from outbox.errors import InvalidRequest, UnknownDatabase
 from outbox.operator.databases import Database, Databases
+from outbox.operator.health import overview
 from outbox.operator.health.overview import HealthViews
 from tests.operator.health import (
     consume,
@@ -146,10 +147,15 @@ def test_throughput_at_the_moment(engine: Engine) -> None:
 def test_series_of_a_window(engine: Engine, new_engine: NewEngine) -> None:
     """Samples become series; those of a group lie in another database than those of its topic."""
     shop = new_engine()
+    sql(
+        shop,
+        "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts) "
+        "VALUES ('mail', 'paid', 0, 1, 0)",
+    )
     send(engine, 1)
     dispatch(engine)
     minute = this_minute(engine)
-    for back in range(4):
+    for back in reversed(range(4)):
         at = minute - dt.timedelta(minutes=back)
         sample(engine, at, {"paid": {"messages": 100 - 10 * back, "undispatched": back}})
         sample(shop, at, {}, {"paid": {"mail": {"consumed": 80 - 10 * back, "parked": 3 - back}}})
@@ -162,14 +168,29 @@ def test_series_of_a_window(engine: Engine, new_engine: NewEngine) -> None:
     assert found["throughput"].values.count(None) == len(found["throughput"].times) - 3
 
 
+def test_of_many_topics_those_that_are_highest_now_are_drawn(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of many topics are long: only what is drawn is read, and the sums are those of all."""
+    monkeypatch.setattr(overview, "_FEW", 3)
+    minute = this_minute(engine)
+    for number, topic in enumerate(("paid", "sent", "lost")):
+        send(engine, 3 + number, topic=topic)
+    for back in reversed(range(4)):
+        topics = {topic: {"messages": 10 - back, "undispatched": 5} for topic in ("paid", "sent", "lost")}
+        sample(engine, minute - dt.timedelta(minutes=back), topics)
+    series = HealthViews(open_databases(bank=engine)).overview(most=1).series
+    values = {each.name: [value for value in each.values if value is not None][-3:] for each in series}
+    assert (values["throughput"], values["backlog"], values["backlog/lost"]) == ([3] * 3, [15] * 3, [5] * 3)
+    assert [name for name in values if name.startswith("backlog/")] == ["backlog/lost"]
+
+
 @pytest.mark.parametrize("window", ["6h", "24h", "7d"])
 def test_longer_windows(engine: Engine, window: str) -> None:
     """One sample stands for each step, the first in it; a step without one is a gap."""
     sql(
         engine,
         """INSERT INTO outbox.stats_sample
-           SELECT t, jsonb_build_object('at', t, 'groups', '{}'::jsonb, 'topics', jsonb_build_object('paid',
-                  jsonb_build_object('messages', extract(epoch FROM t)::int8 / 60)))
+           SELECT t, jsonb_build_object('at', t, 'totals', jsonb_build_object('messages',
+                  extract(epoch FROM t)::int8 / 60))
              FROM generate_series(date_trunc('minute', clock_timestamp()) - interval '7 days 3 hours',
                                   clock_timestamp() - interval '1 minute', interval '1 minute') t
             WHERE extract(hour FROM t) <> 4 OR clock_timestamp() - t < interval '24 hours'""",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from outbox.errors import InvalidRequest
 from outbox.operator.health.stats import (
     WINDOWS,
+    OverTime,
     RecentDecisions,
     Samples,
     Stats,
@@ -20,6 +22,7 @@ from outbox.operator.health.stats import (
     moments,
     recent_decisions,
     series,
+    totals,
 )
 
 NOON = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
@@ -35,17 +38,32 @@ def taken(
         if count is None:
             samples.append(None)
         elif group is None:
-            samples.append(StatsSample(at, {topic: {"messages": count} | also}, {}))
+            samples.append(StatsSample(at, {topic: {"messages": count} | also}, {}, {}))
         else:
-            samples.append(StatsSample(at, {}, {topic: {group: {"consumed": count} | also}}))
+            samples.append(StatsSample(at, {}, {topic: {group: {"consumed": count} | also}}, {}))
     return samples
+
+
+def summed(samples: OverTime) -> OverTime:
+    """Return samples with the totals that the worker keeps with them, one after the other."""
+    before: dict[str, Any] | None = None
+    found: list[StatsSample | None] = []
+    for each in samples:
+        if each is None:
+            found.append(None)
+        else:
+            whole = {"at": each.at, "topics": each.topics, "groups": each.groups}
+            in_all = totals(whole, before)
+            before = whole | {"totals": in_all}
+            found.append(replace(each, totals=in_all))
+    return found
 
 
 def made(samples: Samples, source: str | None = None) -> dict[str, Values]:
     """Return the values of the series by name."""
     count = len(next(iter(samples.values())))
     times = [NOON + dt.timedelta(minutes=minute) for minute in range(count)]
-    found = series(times, samples, lambda *_: source)
+    found = series(times, {name: summed(each) for name, each in samples.items()}, lambda *_: source)
     assert all(len(each.values) == len(each.times) for each in found)
     return {each.name: each.values for each in found}
 
@@ -54,7 +72,7 @@ def test_a_rate_is_the_difference_of_two_samples() -> None:
     """Messages a minute come from counts that only grow, and from when they were really counted."""
     assert made({"a": taken(100, 160, 160, 280)})["throughput/paid"] == [60, 0, 120]
     late = taken(100, 190)
-    late[1] = StatsSample(NOON + dt.timedelta(seconds=90), {"paid": {"messages": 190}}, {})
+    late[1] = StatsSample(NOON + dt.timedelta(seconds=90), {"paid": {"messages": 190}}, {}, {})
     assert made({"a": late})["throughput"] == [60]
 
 
@@ -69,11 +87,21 @@ def test_a_counter_that_goes_back_tells_nothing() -> None:
     assert made({"a": taken(100, 5, 15)})["throughput"] == [None, 10]
 
 
+def test_what_is_new_or_deleted_makes_no_peak_in_all() -> None:
+    """A group that begins at the end of its topic, and one that is deleted, change no sum of what was consumed."""
+    groups = [{"mail": 10}, {"mail": 14, "new": 1_000_000}, {"mail": 15, "new": 1_000_002}, {"new": 1_000_003}]
+    samples = [
+        StatsSample(at, {}, {"paid": {name: {"consumed": count} for name, count in each.items()}}, {})
+        for at, each in zip((each.at for each in taken(0, 0, 0, 0) if each), groups, strict=True)
+    ]
+    assert made({"a": samples})["consumed"] == [4, 3, 1]
+
+
 def test_a_new_topic_begins_at_nothing_and_a_new_group_anywhere() -> None:
     """The first messages of a topic are its throughput; a group may begin at the end."""
-    topic = [StatsSample(NOON, {}, {}), *taken(None, 30)[1:]]
+    topic = [StatsSample(NOON, {}, {}, {}), *taken(None, 30)[1:]]
     assert made({"a": topic})["throughput/paid"] == [30]
-    group = [StatsSample(NOON, {}, {}), *taken(None, 1_000_000, 1_000_010, group="mail")[1:]]
+    group = [StatsSample(NOON, {}, {}, {}), *taken(None, 1_000_000, 1_000_010, group="mail")[1:]]
     assert made({"a": group})["consumed/paid/mail"] == [None, 10]
 
 
@@ -86,7 +114,8 @@ def test_databases_are_added_up() -> None:
 def test_of_some_databases_nothing_is_known_in_all() -> None:
     """Where one can't be read now, its samples can't be either: what the others had then isn't all there was."""
     times = [NOON + dt.timedelta(minutes=minute) for minute in range(3)]
-    found = {each.name: each.values for each in series(times, {"a": taken(0, 10, 20)}, lambda *_: None, whole=False)}
+    samples = {"a": summed(taken(0, 10, 20))}
+    found = {each.name: each.values for each in series(times, samples, lambda *_: None, whole=False)}
     assert (found["throughput"], found["throughput/paid"]) == ([None, None], [10, 10])
 
 
@@ -121,8 +150,8 @@ def test_the_last_moment_waits_for_its_sample() -> None:
 def test_only_the_highest_have_series_of_their_own() -> None:
     """A hundred topics don't make a hundred lines; all of them count in the sum."""
     later = {f"topic-{n:03}": {"messages": n} for n in range(100)}
-    first = StatsSample(NOON, {key: {} for key in later}, {})
-    values = made({"a": [first, StatsSample(NOON + dt.timedelta(minutes=1), later, {})]})
+    first = StatsSample(NOON, {key: {} for key in later}, {}, {})
+    values = made({"a": [first, StatsSample(NOON + dt.timedelta(minutes=1), later, {}, {})]})
     own = [name for name in values if name.startswith("throughput/")]
     assert own == [f"throughput/topic-{n:03}" for n in range(88, 100)]
     assert values["throughput"] == [sum(range(100))]
@@ -149,16 +178,16 @@ def test_decisions_are_rates_and_what_came_in_a_window() -> None:
     """What was committed, rolled back and checked: a minute in the charts, and as a number since the first sample."""
     samples = taken(0, 0, committed=4, rolled_back=1, checks=9)
     later = {"paid": {"committed": 10, "rolled_back": 1, "checks": 12}}
-    samples[1] = StatsSample(NOON + dt.timedelta(minutes=2), later, {})
+    samples[1] = StatsSample(NOON + dt.timedelta(minutes=2), later, {}, {})
     values = made({"a": samples})
     assert (values["committed"], values["rolled_back"], values["checks"]) == ([3], [0], [1.5])
     at = NOON + dt.timedelta(minutes=5)
     topic = TopicStats("paid", committed=30, rolled_back=2, checks=12)
-    assert recent_decisions(Stats(at, [topic], []), [None, *samples]) == {"paid": RecentDecisions(300, 26, 1, 3)}
+    assert recent_decisions(Stats(at, [topic], []), samples[0]) == {"paid": RecentDecisions(300, 26, 1, 3)}
 
 
 def test_decisions_of_a_window_that_are_not_known() -> None:
     """Without a sample, and where a number has gone back, since the database was restored."""
     now = Stats(NOON + dt.timedelta(minutes=5), [TopicStats("paid", committed=3)], [])
-    assert recent_decisions(now, [None]) == {}
-    assert recent_decisions(now, taken(0, committed=4)) == {}
+    assert recent_decisions(now, None) == {}
+    assert recent_decisions(now, taken(0, committed=4)[0]) == {}

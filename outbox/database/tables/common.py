@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Computed,
     DateTime,
     Double,
     Identity,
@@ -181,7 +182,12 @@ def common_tables(schema: str = "outbox") -> MetaData:
             Column("reason", Text, nullable=False),
             CheckConstraint("ends_at > begins_at", name="ends"),
         ],
-        # How things stood, once a minute; the charts of the console are made of it.
-        "stats_sample": [Column("sampled_at", TIME, primary_key=True), Column("stats", JSONB, nullable=False)],
+        # How things stood, once a minute; the charts of the console are made of it. What is known of each topic and
+        # group may be long, and is kept out of line: totals are read without it.
+        "stats_sample": [
+            Column("sampled_at", TIME, primary_key=True),
+            Column("stats", JSONB, nullable=False),
+            Column("totals", JSONB, Computed("stats - '{topics,groups,sagas,work}'::text[]", persisted=True)),
+        ],
     }
     return metadata_of(schema, tables)

@@ -9,9 +9,9 @@ import dataclasses
 import datetime as dt
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from heapq import nlargest
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ UNREACHABLE = (DBAPIError, PoolTimeout, SchemaError)
 #: From how far back (minutes) samples are read to judge whether a lag grows, and how much is sent at the moment.
 _RECENT = 10
 _SECONDS = 5.0
+#: Up to so many topics and groups, the series of all are read, and the highest of the window are shown.
+_FEW = 200
 #: The most rows of each list of an overview that is shown.
 MOST_ROWS = 200
 _TOPIC_RULES = ("half.parked", "op.undispatched", "message.overdue", "delivery.exhausted")
@@ -141,14 +143,18 @@ def _to_do(topic: TopicLag) -> int:
 class DatabaseHealth(Subject):
     """Hold the rows read in one database over ``connection``.
 
-    ``samples`` are those of the charts' window, ``recent`` those of the last minutes; ``queues`` are by topic.
+    ``before`` is the newest sample that is at least a minute old, ``first`` the oldest one of the charts' window.
+    ``samples`` are those of the window, with those topics and groups that have series of their own; ``recent`` those of
+    the last minutes, with the groups that may be falling behind. ``queues`` are by topic.
     """
 
     served: bool = True
     connection: Connection
     numbers: stats.Stats
-    samples: list[stats.StatsSample | None]
-    recent: list[stats.StatsSample | None]
+    before: stats.StatsSample | None
+    first: stats.StatsSample | None
+    samples: stats.OverTime = ()
+    recent: stats.OverTime = ()
     queues: dict[str, int] = field(default_factory=dict)
     identity: SourceIdentity | None = None
     met: Met = field(default_factory=dict)
@@ -158,12 +164,6 @@ class DatabaseHealth(Subject):
     def read(self, *statements: Statement) -> list[list[Row]]:
         """Run statements in the transaction of the connection."""
         return execute(self.connection, *statements)
-
-    @cached_property
-    def before(self) -> stats.StatsSample | None:
-        """The newest sample that is at least a minute old; None without one."""
-        past = (each for each in reversed(self.recent) if each and (self.numbers.at - each.at).total_seconds() >= 60)
-        return next(past, None)
 
     def grown(self, now: int, name: str, topic: str, group: str | None = None) -> float | None:
         """Return by how much a minute a counter has grown since; None where that isn't known, or it went back."""
@@ -181,15 +181,15 @@ class DatabaseHealth(Subject):
         """Judge the rows read here."""
         yield from inspections.workers(self)
         yield from inspections.locks(self)
-        yield from self.judge(_TOPIC_RULES, map(dataclasses.asdict, self.numbers.topics))
+        yield from self.judge(_TOPIC_RULES, map(stats.fields_of, self.numbers.topics))
         if "producer" in self.parts:
             yield from inspections.checks(self)
             yield from inspections.confirming(self)
             yield from inspections.paused_topics(self)
             yield from inspections.schedules(self)
-            yield from self.judge(["saga.overdue"], map(dataclasses.asdict, self.numbers.sagas))
+            yield from self.judge(["saga.overdue"], map(stats.fields_of, self.numbers.sagas))
         yield from inspections.bulk_jobs(self)
-        yield from self.judge(_GROUP_RULES, map(dataclasses.asdict, self.numbers.groups))
+        yield from self.judge(_GROUP_RULES, map(stats.fields_of, self.numbers.groups))
         if "consumer" in self.parts:
             yield from inspections.stopped_groups(self)
             yield from inspections.reconciliations(self)
@@ -205,13 +205,9 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
         numbers = stats.stats(connection, database.settings, database.parts, seconds=_SECONDS)
     if not times:
         times += stats.moments(window, numbers.at)
-    minute = numbers.at.replace(second=0, microsecond=0)
-    minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)]
-    of_window = sql.SAMPLES(database.schema, edges=times, within=_within(window), path=[])
-    of_minutes = sql.SAMPLES(database.schema, edges=minutes, within=60.0, path=[])
+    earlier = stats.BEFORE(database.schema, at=numbers.at, minutes=_RECENT, since=times[0])
     with database.read_only(_SECONDS) as connection:
-        sampled = execute(connection, of_window, of_minutes)
-        samples, recent = ([stats.StatsSample.read(text) for (text,) in rows] for rows in sampled)
+        before, first = map(stats.StatsSample.read, execute(connection, earlier)[0][0])
         health = DatabaseHealth(
             name=database.name,
             url=database.engine.url,
@@ -219,8 +215,8 @@ def _read(database: Database, window: str, times: list[dt.datetime]) -> Database
             parts=database.parts,
             connection=connection,
             numbers=numbers,
-            samples=samples,
-            recent=recent,
+            before=before,
+            first=first,
         )
         if "producer" in database.parts:
             health.queues = dict(health.rows(sql.TOPICS))
@@ -245,19 +241,19 @@ def _sources(reached: dict[str, DatabaseHealth]) -> stats.SourceOf:
 
 def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> list[TopicLag]:
     """Return the topics of all databases with their groups, wherever these are; and groups whose topic is nowhere."""
-    recent = {name: stats.recent_decisions(each.numbers, each.samples) for name, each in reached.items()}
+    recent = {name: stats.recent_decisions(each.numbers, each.first) for name, each in reached.items()}
     messages = {(name, topic.topic): topic.messages for name, each in reached.items() for topic in each.numbers.topics}
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
     for name, each in reached.items():
         for group in each.numbers.groups:
-            row = GroupLag(**dataclasses.asdict(group), database=name)
+            row = GroupLag(**stats.fields_of(group), database=name)
             source, topic_name = source_of(name, group.topic), topic_of(group.topic)
             if row.lag is None and source is not None:
                 row.lag = max((messages[source, topic_name] or 0) - group.consumed, 0)
             groups[source, topic_name].append(row)
     topics = [
         TopicLag(
-            **dataclasses.asdict(topic),
+            **stats.fields_of(topic),
             database=name,
             queues=each.queues.get(topic.topic),
             groups=groups.pop((name, topic.topic), []),
@@ -282,6 +278,62 @@ def _add_paces(topics: Iterable[TopicLag], reached: Mapping[str, DatabaseHealth]
             group.rate = reached[group.database].grown(group.consumed, "consumed", group.topic, group.group)
             if group.lag and group.rate is not None and sent is not None and group.rate > sent:
                 group.eta = group.lag / (group.rate - sent) * 60
+
+
+@dataclass(frozen=True, slots=True)
+class _Charted:
+    """Of what in one database samples are read: topics, and topics whose groups count.
+
+    ``lagging`` are those whose groups may be falling behind, and at their producers.
+    """
+
+    topics: set[str] = field(default_factory=set)
+    groups: set[str] = field(default_factory=set)
+    lagging: set[str] = field(default_factory=set)
+
+
+def _charted(topics: Sequence[TopicLag], reached: Mapping[str, DatabaseHealth], most: int) -> dict[str, _Charted]:
+    """Return by database of what samples are read: of all there is, or of what has the highest numbers now."""
+    pairs = [(topic, group) for topic in topics for group in topic.groups]
+    found = {name: _Charted() for name in reached}
+    shown_topics, shown_pairs = topics, pairs
+    if len(topics) + len(pairs) > _FEW:
+        by_topic: Sequence[Callable[[TopicLag], float]] = (
+            lambda topic: topic.undispatched or 0,
+            lambda topic: (topic.messages is not None and reached[topic.database].sent(topic)) or 0,
+        )
+        by_group: Sequence[Callable[[tuple[TopicLag, GroupLag]], float]] = (
+            lambda pair: pair[1].lag or 0,
+            lambda pair: pair[1].rate or 0,
+            lambda pair: pair[1].parked,
+        )
+        shown_topics = [topic for key in by_topic for topic in nlargest(most, topics, key)]
+        shown_pairs = [pair for key in by_group for pair in nlargest(most, pairs, key)]
+    for topic in shown_topics:
+        found[topic.database].topics.add(topic.topic)
+    for topic, group in shown_pairs:
+        found[topic.database].topics.add(topic.topic)
+        found[group.database].groups.add(group.topic)
+    for topic, group in pairs:
+        if (group.lag or 0) >= reached[group.database].thresholds.lag:
+            found[topic.database].lagging.add(topic.topic)
+            found[group.database].lagging.add(group.topic)
+    return found
+
+
+def _add_samples(
+    database: Database, health: DatabaseHealth, charted: _Charted, times: list[dt.datetime], within: float
+) -> None:
+    """Read how the numbers were at the moments of the window, and in the last minutes."""
+    minute = health.numbers.at.replace(second=0, microsecond=0)
+    minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)] if charted.lagging else []
+    lagging = list(charted.lagging)
+    names = {"topics": list(charted.topics), "groups": list(charted.groups)}
+    of_window = stats.SAMPLES_OF(database.schema, edges=times, within=within, **names)
+    of_minutes = stats.SAMPLES_OF(database.schema, edges=minutes, within=60.0, topics=lagging, groups=lagging)
+    with database.read_only(_SECONDS) as connection:
+        samples, recent = execute(connection, of_window, of_minutes)
+    health.samples, health.recent = ([stats.StatsSample.read(text) for (text,) in rows] for rows in (samples, recent))
 
 
 def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> Iterator[Diagnosis]:
@@ -433,7 +485,8 @@ class HealthViews(Silences):
     def overview(self, window: str = "1h", most: int = stats.MOST_SERIES) -> Overview:
         """Return the health of all databases, with series over ``window``: 1h, 6h, 24h or 7d.
 
-        Of topics and groups, ``most`` have series of their own: those with the highest values.
+        Of topics and groups, ``most`` have series of their own: those with the highest values; of more than two
+        hundred, those with the highest values now.
 
         Raises:
             InvalidRequest: there is no such window.
@@ -451,6 +504,11 @@ class HealthViews(Silences):
         source_of = _sources(reached)
         topics = _topics(reached, source_of)
         self._add_ages(topics, reached, source_of)
+        for name, charted in _charted(topics, reached, most).items():
+            try:
+                _add_samples(self.databases[name], reached[name], charted, times, _within(window))
+            except UNREACHABLE:  # it has no series; that it is away is a finding of the next overview
+                continue
         unreachable = [name for name in (*self.databases, *self.databases.away) if name not in reached]
         tiles, capped = _tiles(list(reached.values()), topics, whole=not unreachable)
         for each in reached.values():
@@ -466,7 +524,7 @@ class HealthViews(Silences):
             findings=self.shown(by_weight(silenced(findings, silences))),
             topics=topics,
             sagas=[
-                SagaNumbers(**dataclasses.asdict(saga), database=name)
+                SagaNumbers(**stats.fields_of(saga), database=name)
                 for name, each in reached.items()
                 for saga in each.numbers.sagas
             ],
@@ -484,18 +542,15 @@ class HealthViews(Silences):
             if (source := source_of(group.database, group.topic)) is not None:
                 lagging[source, group.database][group.group, group.topic] = group
         for (source, name), groups in lagging.items():
+            offsets = reached[name].numbers.offsets
+            at = {(group, topic, queue): position for group, topic, queue, position in offsets}
+            positions = [
+                (*pair, queue, at.get((*pair, queue), 0))
+                for pair in groups
+                for queue in range(reached[source].queues.get(topic_of(pair[1]), 0))
+            ]
+            columns = dict(zip(_POSITIONS, map(list, zip(*positions, strict=True)), strict=True)) if positions else {}
             try:
-                with self.databases[name].read_only(_SECONDS) as connection:
-                    (offsets,) = execute(connection, sql.OFFSETS(self.databases[name].schema))
-                at = {(group, topic, queue): position for group, topic, queue, position in offsets}
-                positions = [
-                    (*pair, queue, at.get((*pair, queue), 0))
-                    for pair in groups
-                    for queue in range(reached[source].queues.get(topic_of(pair[1]), 0))
-                ]
-                columns = (
-                    dict(zip(_POSITIONS, map(list, zip(*positions, strict=True)), strict=True)) if positions else {}
-                )
                 with self.databases[source].read_only(_SECONDS) as connection:
                     rows = sql.WAITING.read(connection, self.databases[source].schema, **columns) if positions else ()
             except UNREACHABLE:  # its ages stay unknown; that it is away is a finding of the next overview
@@ -533,7 +588,7 @@ class HealthViews(Silences):
             ((now,),) = execute(connection, NOW)[0]
             times[:] = times or stats.moments(window, now)[1:]
             path = ["work", topic, group]
-            return execute(connection, sql.SAMPLES(each.schema, edges=times, within=_within(window), path=path))[0]
+            return execute(connection, stats.SAMPLES(each.schema, edges=times, within=_within(window), path=path))[0]
 
         unreached = self.databases.away_for(database)
         found = read_each(self.databases.having("consumer", database), read, unreached)

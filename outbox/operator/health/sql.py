@@ -447,14 +447,25 @@ SELECT consumer_group, topic, count(DISTINCT m.id),
  GROUP BY 1, 2 ORDER BY 1, 2
 """)
 
-# By the index of the runs of a pair; a follower's run ends after a day, and another one goes on.
+# Jumps from pair to pair in the index of their runs: few of ten thousand groups are reconciled.
+_RECONCILED = """
+WITH RECURSIVE pair AS (
+    (SELECT topic, consumer_group FROM {s}.reconciliation_run ORDER BY topic, consumer_group LIMIT 1) UNION ALL
+    SELECT n.* FROM pair p CROSS JOIN LATERAL (
+        SELECT topic, consumer_group FROM {s}.reconciliation_run r
+         WHERE (topic, consumer_group) > (p.topic, p.consumer_group) ORDER BY topic, consumer_group LIMIT 1) n
+), reconciled AS (
+    SELECT * FROM pair p
+     WHERE EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = p.consumer_group AND topic = p.topic))"""
+
+# A follower's run ends after a day, and another one goes on.
 #: The state of a group by the reconciliation that follows the log, and how long ago (seconds) it looked: a part of
 #: `GroupStats`.
 FOLLOWED = Query(f"""
 -- group topic differences unfollowed
-{GROUP_QUEUES}
+{_RECONCILED}
 SELECT p.consumer_group, p.topic, r.differences, r.age
-  FROM (SELECT DISTINCT consumer_group, topic FROM place) p
+  FROM reconciled p
  CROSS JOIN LATERAL (
        SELECT (SELECT coalesce(sum(value::int8), 0)::int8 FROM jsonb_each_text(n.counts)
                 WHERE NOT key = ANY (%(in_order)s::text[])) AS differences,
@@ -469,20 +480,20 @@ SELECT p.consumer_group, p.topic, r.differences, r.age
 
 #: The newest reconciliation of each group and topic that has one. Rows: ``(topic, group, ended, error, counts, applied,
 #: what its measures left unexplained as JSON, age in s, age of the newest that came to a result in s)``.
-LAST_RUNS = Template(f"""{GROUP_QUEUES}
+LAST_RUNS = Template(f"""{_RECONCILED}
 SELECT p.topic, p.consumer_group, r.finished_at IS NOT NULL, r.error, r.counts::text, r.applied,
        jsonb_path_query_array(r.measures, '$[*].totals[*].unexplained')::text,
        extract(epoch FROM clock_timestamp() - r.started_at)::float8, extract(epoch FROM clock_timestamp() - (
            SELECT max(started_at) FROM {{s}}.reconciliation_run d
             WHERE d.topic = p.topic AND d.consumer_group = p.consumer_group AND d.counts IS NOT NULL))::float8
-  FROM (SELECT DISTINCT consumer_group, topic FROM place) p
+  FROM reconciled p
  CROSS JOIN LATERAL (
        SELECT * FROM {{s}}.reconciliation_run n
         WHERE n.topic = p.topic AND n.consumer_group = p.consumer_group ORDER BY started_at DESC LIMIT 1) r
  ORDER BY 1, 2
 """)
 
-# --- workers, bulk jobs, samples, tables -------------------------------------------------------------------------
+# --- workers, bulk jobs, tables ----------------------------------------------------------------------------------
 
 #: The workers; alive is one that was seen within `ALIVE` seconds.
 WORKERS = Query(f"""
@@ -507,17 +518,6 @@ SELECT id, name, producer_group, version, started_at, seen_at, active,
 OPEN_BULK_JOBS = Template("""
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
   FROM (SELECT created_at FROM {s}.bulk_job WHERE finished_at IS NULL ORDER BY created_at LIMIT %(limit)s) o
-""")
-
-#: The first sample at or after each of these moments, ``within`` seconds, and of it what is at a ``path``, empty for
-#: all. Rows: one for each moment, in order: ``(statistics as JSON or NULL,)``.
-SAMPLES = Template("""
-SELECT (s.stats #> %(path)s::text[])::text
-  FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
-  LEFT JOIN LATERAL (SELECT stats FROM {s}.stats_sample
-                      WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)
-                      ORDER BY sampled_at LIMIT 1) s ON true
- ORDER BY e.number
 """)
 
 #: The tables, the biggest first. Rows: ``(name, estimated rows, bytes, dead rows, last vacuum)``.

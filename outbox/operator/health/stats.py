@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox.consumer.meter import percentile
-from outbox.database.execute import Row, execute
+from outbox.database.execute import Row, Template, execute
 from outbox.database.identity import source_identity, sources
 from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
@@ -148,12 +148,21 @@ class SagaStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers of one database at one moment of its clock."""
+    """The numbers of one database at one moment of its clock; ``offsets`` are the rows of `sql.OFFSETS`."""
 
     at: dt.datetime
     topics: list[TopicStats]
     groups: list[GroupStats]
     sagas: list[SagaStats] = field(default_factory=list)
+    offsets: list[Row] = field(default_factory=list)
+
+
+def fields_of(numbers: TopicStats | GroupStats | SagaStats) -> dict[str, Any]:
+    """Return the fields by name, as they are: of ten thousand topics, deep copies take seconds."""
+    return {name: getattr(numbers, name) for name in _NAMES[type(numbers)]}
+
+
+_NAMES = {each: [one.name for one in dataclasses.fields(each)] for each in (TopicStats, GroupStats, SagaStats)}
 
 
 def stats(connection: Connection, settings: Settings, parts: Collection[str], *, seconds: float = 10.0) -> Stats:
@@ -167,6 +176,7 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
     groups: list[GroupStats] = []
     sagas: list[SagaStats] = []
     heads: list[Row] = []
+    offsets: list[Row] = []
     with connection.begin():
         *_, ((at,),) = execute(connection, read_only(seconds), plan_by_index(), NOW)
         if "producer" in parts:
@@ -224,21 +234,23 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
                 ages = {(row["group"], row["topic"]): row["oldest_lag"] for row in rows}
                 for group in groups:
                     group.oldest_lag = ages.get((group.group, group.topic))
-    return Stats(at, [topics[name] for name in sorted(topics)], groups, sagas)
+    return Stats(at, [topics[name] for name in sorted(topics)], groups, sagas, offsets)
 
 
-def as_sample(stats: Stats) -> dict[str, Any]:
+def as_sample(stats: Stats, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the statistics as they are kept once a minute, without zeros and unknown numbers.
 
-    ``at``; ``topics`` by name; ``groups`` by topic and name; ``sagas`` by name. The worker that takes the sample adds
-    ``work``, by topic and group (`outbox.operator.health.workers.work_by_group`).
+    ``at``; ``topics`` by name; ``groups`` by topic and name; ``sagas`` by name; ``totals``: the numbers of the series
+    in all, which continue those of ``before``, the newest sample. The worker that takes the sample adds ``work``, by
+    topic and group (`outbox.operator.health.workers.work_by_group`).
     """
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for group in stats.groups:
         groups[group.topic][group.group] = _known(group, _IN_SAMPLE_OF_GROUP)
     topics = {topic.topic: _known(topic, _IN_SAMPLE_OF_TOPIC) for topic in stats.topics}
     sagas = {saga.saga: _known(saga, _IN_SAMPLE_OF_SAGA) for saga in stats.sagas}
-    return {"at": stats.at.isoformat(), "topics": topics, "groups": groups, "sagas": sagas}
+    sample = {"at": stats.at.isoformat(), "topics": topics, "groups": groups, "sagas": sagas}
+    return sample | {"totals": totals(sample, before)}
 
 
 def _known(row: object, names: Collection[str]) -> dict[str, Any]:
@@ -293,6 +305,47 @@ def _add_lags(
 
 # --- over time ---------------------------------------------------------------------------------------------------
 
+#: The first sample at or after each of these moments, ``within`` seconds, and of it what is at a ``path``, empty for
+#: all. Rows: one for each moment, in order: ``(statistics as JSON or NULL,)``.
+SAMPLES = Template("""
+SELECT (s.stats #> %(path)s::text[])::text
+  FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
+  LEFT JOIN LATERAL (SELECT stats FROM {s}.stats_sample
+                      WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)
+                      ORDER BY sampled_at LIMIT 1) s ON true
+ ORDER BY e.number
+""")
+
+# What has ten thousand topics is decompressed once a sample, and not for each of those that are asked for.
+_PARTS = """coalesce(
+                     (SELECT jsonb_object_agg(name, whole #> ARRAY['{kind}', name]) FROM unnest(%({kind})s::text[]) name
+                       WHERE whole #> ARRAY['{kind}', name] IS NOT NULL), '{{}}')"""
+
+#: The same of each of these moments in all, and of these ``topics``, and the ``groups`` of topics of these names. Rows:
+#: one for each moment, in order: ``(sample as JSON or NULL,)``.
+SAMPLES_OF = Template(f"""
+SELECT CASE WHEN s.totals ? 'at' THEN (s.totals || jsonb_build_object(
+                 'topics', {_PARTS.format(kind="topics")},
+                 'groups', {_PARTS.format(kind="groups")}))::text END
+  FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
+  LEFT JOIN LATERAL (SELECT totals, stats FROM {{s}}.stats_sample
+                      WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)
+                      ORDER BY sampled_at LIMIT 1) s ON true
+ CROSS JOIN LATERAL (SELECT s.stats || '{{}}' AS whole OFFSET 0) w
+ ORDER BY e.number
+""")
+
+#: The newest sample that was taken a minute before ``at`` or earlier, at most ``minutes``; and the first one since
+#: ``since``. Rows: one: ``(statistics as JSON or NULL, the same)``.
+BEFORE = Template("""
+SELECT (SELECT stats::text FROM {s}.stats_sample
+         WHERE sampled_at > %(at)s::timestamptz - make_interval(mins => %(minutes)s)
+           AND (totals ->> 'at')::timestamptz <= %(at)s::timestamptz - interval '1 minute'
+         ORDER BY sampled_at DESC LIMIT 1),
+       (SELECT stats::text FROM {s}.stats_sample
+         WHERE sampled_at >= %(since)s::timestamptz AND totals ? 'at' ORDER BY sampled_at LIMIT 1)
+""")
+
 #: For each window: how long it is, and the step of its values (seconds).
 WINDOWS: Mapping[str, tuple[int, int]] = {
     "1h": (3600, 60),
@@ -334,11 +387,15 @@ SourceOf = Callable[[str, str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class StatsSample:
-    """The numbers of one database at one moment: ``topics`` by name, ``groups`` by topic and name; see `as_sample`."""
+    """The numbers of one database at one moment: ``topics`` by name, ``groups`` by topic and name; see `as_sample`.
+
+    Of topics and groups, a sample may have been read in part; ``totals`` are of all there were.
+    """
 
     at: dt.datetime
     topics: Mapping[str, Mapping[str, Any]]
     groups: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    totals: Mapping[str, float]
 
     @classmethod
     def read(cls, text: str | None) -> StatsSample | None:
@@ -346,7 +403,7 @@ class StatsSample:
         stored = {} if text is None else json.loads(text)
         if "at" not in stored:
             return None
-        return cls(dt.datetime.fromisoformat(stored["at"]), stored["topics"], stored["groups"])
+        return cls(dt.datetime.fromisoformat(stored["at"]), *(stored.get(name, {}) for name in _OF_SAMPLE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +435,42 @@ _KINDS = (
 #: What is counted of the work of a group in a minute: by which names, of which part of a sample.
 _WORK = (("consumed", "done", "messages"), ("failed", "failed", "attempts"))
 
-#: For each database its samples at the moments of a window.
-Samples = Mapping[str, Sequence[StatsSample | None]]
+#: Of what a sample has numbers: the rest of a `StatsSample`.
+_OF_SAMPLE = ("topics", "groups", "totals")
+#: The samples of a database at some moments; None is a gap. And those of each database.
+OverTime = Sequence[StatsSample | None]
+Samples = Mapping[str, OverTime]
+
+
+def totals(sample: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the numbers of a sample in all; a counter grows by what its parts have grown since ``before``.
+
+    So neither a group that begins at the end of its topic nor one that is deleted makes a peak. Where all parts have
+    gone back the counter begins anew, and the next rate isn't known.
+    """
+    found: dict[str, float] = {}
+    for kind in _KINDS:
+        parts = _parts(kind, sample)
+        if not kind.total or not parts:
+            continue
+        numbers = {part: each.get(kind.number, 0) for part, each in parts.items()}
+        if not kind.rate or before is None or "at" not in before:
+            found[kind.number] = sum(numbers.values())
+        else:
+            past = _parts(kind, before)
+            # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
+            known = [part for part in numbers if part in past or not kind.of_groups]
+            grown = [numbers[part] - past.get(part, {}).get(kind.number, 0) for part in known]
+            more = [each for each in grown if each >= 0]
+            found[kind.number] = before.get("totals", {}).get(kind.number, 0) + sum(more) if more or not grown else 0
+    return found
+
+
+def _parts(kind: _Kind, sample: Mapping[str, Any]) -> Mapping[object, Mapping[str, Any]]:
+    if not kind.of_groups:
+        topics: Mapping[object, Mapping[str, Any]] = sample["topics"]
+        return topics
+    return {(topic, group): each for topic, groups in sample["groups"].items() for group, each in groups.items()}
 
 
 def moments(window: str, now: dt.datetime) -> list[dt.datetime]:
@@ -413,13 +504,13 @@ def series(
     known = {name: each for name, each in samples.items() if any(each)}
     found: dict[str, tuple[str, Values]] = {}
     for kind in _KINDS:
-        by_database = [_values(kind, known, name, source_of) for name in known]
         if kind.total:
-            total = _sum(_sum(parts.values(), where_known=True) for parts in by_database if parts)
+            total = _sum(_numbers(kind, each, in_all) for each in known.values() if (in_all := _in_all(kind, each)))
             found[kind.name] = (kind.unit, total if whole and total else [None] * len(times))
         if kind.parts:
-            names = sorted({part for each in by_database for part in each})
-            parts = {part: _sum(each[part] for each in by_database if part in each) for part in names}
+            in_each = [_values(kind, known, name, source_of) for name in known]
+            names = sorted({part for each in in_each for part in each})
+            parts = {part: _sum(each[part] for each in in_each if part in each) for part in names}
             found |= {f"{kind.name}/{part}": (kind.unit, parts[part]) for part in _highest(parts, most)}
     return [Series(name, unit, times[1:], values[1:]) for name, (unit, values) in found.items()]
 
@@ -438,9 +529,9 @@ def _within(share: float, minute: Mapping[str, Any]) -> float | None:
     return percentile(minute["calls"], share)
 
 
-def recent_decisions(now: Stats, samples: Sequence[StatsSample | None]) -> dict[str, RecentDecisions]:
-    """Return by topic the decisions since the first of the samples; nothing where they are unknown."""
-    if (first := next((sample for sample in samples if sample), None)) is None:
+def recent_decisions(now: Stats, first: StatsSample | None) -> dict[str, RecentDecisions]:
+    """Return by topic the decisions since a sample; nothing where they are unknown."""
+    if first is None:
         return {}
     seconds, found = (now.at - first.at).total_seconds(), {}
     for topic in now.topics:
@@ -456,15 +547,27 @@ def _values(kind: _Kind, known: Samples, name: str, source_of: SourceOf) -> dict
     samples = [sample for sample in known[name] if sample]
     if not kind.of_groups:
         topics = {topic for sample in samples for topic in sample.topics}
-        return {topic: _numbers(kind, known[name], topic) for topic in topics}
+        return {topic: _numbers(kind, known[name], _of(known[name], topic)) for topic in topics}
     pairs = {(topic, group) for sample in samples for topic in sample.groups for group in sample.groups[topic]}
     if kind.number == "lag":
         return {f"{topic}/{group}": lag(known, name, topic, group, source_of) for topic, group in pairs}
-    return {f"{topic}/{group}": _numbers(kind, known[name], topic, group) for topic, group in pairs}
+    return {f"{topic}/{group}": _numbers(kind, known[name], _of(known[name], topic, group)) for topic, group in pairs}
 
 
-def _numbers(kind: _Kind, samples: Sequence[StatsSample | None], topic: str, group: str | None = None) -> Values:
-    known = [counts(sample, topic, group) for sample in samples]
+_Counts = Mapping[str, Any]
+
+
+def _in_all(kind: _Kind, samples: OverTime) -> list[_Counts | None]:
+    """Return the numbers in all; nothing where there is none of this kind."""
+    known: list[_Counts | None] = [None if sample is None else sample.totals for sample in samples]
+    return known if any(kind.number in each for each in known if each) else []
+
+
+def _of(samples: OverTime, topic: str, group: str | None = None) -> list[_Counts | None]:
+    return [counts(sample, topic, group) for sample in samples]
+
+
+def _numbers(kind: _Kind, samples: OverTime, known: Sequence[_Counts | None]) -> Values:
     values: Values = [None if each is None else each.get(kind.number, 0) for each in known]
     return _rates(samples, values) if kind.rate else values
 
@@ -477,7 +580,7 @@ def counts(sample: StatsSample | None, topic: str, group: str | None = None) -> 
     return sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
 
 
-def _rates(samples: Sequence[StatsSample | None], counts: Values) -> Values:
+def _rates(samples: OverTime, counts: Values) -> Values:
     rates: Values = [None]
     for (before, earlier), (after, later) in itertools.pairwise(zip(samples, counts, strict=True)):
         if before is None or after is None or earlier is None or later is None or later < earlier:
@@ -500,10 +603,9 @@ def lag(known: Samples, name: str, topic: str, group: str, source_of: SourceOf) 
     return values
 
 
-def _sum(found: Iterable[Values], *, where_known: bool = False) -> Values:
-    """Add up values; unknown where one of them is (``where_known``: where all of them are)."""
-    rows = [(row, [value for value in row if value is not None]) for row in zip(*found, strict=True)]
-    return [sum(known) if known and (where_known or None not in row) else None for row, known in rows]
+def _sum(found: Iterable[Values]) -> Values:
+    """Add up values; unknown where one of them is."""
+    return [None if None in row else sum(filter(None, row)) for row in zip(*found, strict=True)]
 
 
 def _highest(parts: Mapping[str, Values], most: int) -> list[str]:
