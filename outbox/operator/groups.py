@@ -15,7 +15,6 @@ The producer is asked before: a consumer finds a message missing that it prunes 
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import GroupLag, HealthViews
+from outbox.operator.health.stats import fields_of
 from outbox.operator.health.workers import CONSUMING, merged, workers_in
 from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
@@ -331,7 +331,7 @@ class Groups(HealthViews):
                 behind = [each.lag for each in of_sources if each.lag is not None]
                 etas = [each.eta for each in of_sources if each.lag]
                 row = GroupRow(
-                    **dataclasses.asdict(control),
+                    **fields_of(control),
                     lag=sum(behind) if len(behind) == len(of_sources) else None,
                     oldest_lag=max(waits, default=None),
                     owner=owners.get(key),
