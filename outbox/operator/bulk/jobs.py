@@ -176,7 +176,7 @@ class BulkJobs(OverDatabases):
 
         def find(database: Database) -> model.BulkJob | None:
             with database.read_only() as connection:
-                return next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None)
+                return self.shown_texts(next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None))
 
         which = f"no registered database ({', '.join(self.databases)})"
         return self.first_of(None, find, NotFound(f"{which} has bulk job {bulk_job_id}"))
@@ -231,7 +231,7 @@ class BulkJobs(OverDatabases):
         self, database: Database, items: Sequence[model.BulkItem]
     ) -> tuple[list[list[model.FateSince]], list[str]]:
         acted = [ActedMessage(item.action, item.message_id, item.group, item.topic, item.changed_at) for item in items]
-        return fates(self.databases, database, acted)
+        return self.shown_texts(fates(self.databases, database, acted))
 
     def cancel(self, bulk_job_id: UUID, *, by: str | Actor, why: str = "") -> model.BulkJob:
         """Cancel the open items of a bulk job; the others stay done.

@@ -79,7 +79,7 @@ class ConversationViews(OverDatabases):
             # Bodies aren't read here, and workers know other names: the page of the message has its error.
             for receipts in facts.receipts.values():
                 receipts[:] = [replace(each, error=each.error and MASK) for each in receipts]
-        return Conversation(conversation_id, _in_order(facts), facts.complete, unseen)
+        return self.shown_texts(Conversation(conversation_id, _in_order(facts), facts.complete, unseen))
 
 
 def _as_id(text: str | None) -> UUID | None:

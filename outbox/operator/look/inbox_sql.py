@@ -17,7 +17,7 @@ from outbox.consumer.sql import HOLDS_KEY
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import ALONE, FEEDS, OFFSET_GROUPS, OPEN, SETTLED
 from outbox.message.model import Status
-from outbox.operator.look.paging import count_of, fitting
+from outbox.operator.look.paging import count_of, first_line, fitting
 from outbox.operator.model import InboxFilter
 from outbox.text import ADDRESS, OF_SOURCE
 
@@ -59,7 +59,7 @@ _ROW = f"""m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.statu
        m.error_kind, {{error}}, m.received_at, m.changed_at, m.discarded_at, m.quarantined_by, {_WAITS_FOR},
        m.taken_by"""
 #: The columns of an inbox row ``m``, with the first line of its error, and with all of it.
-SHORT_ROW = _ROW.replace("{error}", "left(split_part(m.last_error, E'\\n', 1), 1000)")
+SHORT_ROW = _ROW.replace("{error}", first_line("m.last_error"))
 FULL_ROW = _ROW.replace("{error}", "m.last_error")
 
 # Places are found by jumps in an index. Next to an equality on the group, a comparison of rows would have it read
@@ -435,7 +435,7 @@ SELECT w.number::int - 1, w.consumer_group,
             WHEN a.failed_at IS NOT NULL THEN m.status
             WHEN m.status = 'parked' AND m.changed_at > w.acted_at THEN 'parked'
             ELSE 'pending' END,
-       m.changed_at, m.error_kind, left(split_part(m.last_error, E'\\n', 1), 1000)
+       m.changed_at, m.error_kind, {first_line("m.last_error")}
   FROM unnest(%(groups)s::text[], %(ids)s::uuid[], %(times)s::timestamptz[]) WITH ORDINALITY
        w (consumer_group, id, acted_at, number)
   LEFT JOIN LATERAL (SELECT * FROM {{s}}.consumer_message

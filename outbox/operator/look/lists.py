@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _TOPICS = "SELECT name FROM {s}.topic ORDER BY name LIMIT %(most)s"
 #: Where a kind of error goes on with what an error hasn't.
-_UNSAID = re.compile(" in | of |\N{HORIZONTAL ELLIPSIS}")
+_UNSAID = re.compile(r" in | of |\*\*\*|\N{HORIZONTAL ELLIPSIS}")
 # Of few rows, in the order of the index: a page must not wait for them.
 _KEYS = """
 SELECT DISTINCT key FROM (SELECT key FROM {s}.half_message ORDER BY id DESC LIMIT %(most)s) n WHERE key IS NOT NULL
@@ -95,7 +95,7 @@ class Lists(OverDatabases):
         """Return what a filter may be about, ``most`` of each: topics, groups, keys, and kinds of errors.
 
         Topics and groups are the first by their names; keys and errors are those of the newest messages, and of the
-        dead letters; none where addresses aren't shown. Those of a database that can't be read are left out.
+        dead letters. Those of a database that can't be read are left out.
         """
         found: dict[str, set[str]] = {"topics": set(), "groups": set(), "sent_keys": set(), "errors": set()}
 
@@ -106,9 +106,9 @@ class Lists(OverDatabases):
             if "consumer" in database.parts:
                 for group, topic in query(connection, database.schema, inbox_sql.FIRST_NAMES, most=most):
                     found["topics" if group is None else "groups"].add(group or topic_of(topic))
-                # As far as an error has its kind in it, where a host is no address any more that could be masked.
-                for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0] if self.addresses else ():
-                    found["errors"].add(_UNSAID.split(kind)[0].strip())
+                # As far as an error has its kind in it.
+                for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0]:
+                    found["errors"].add(_UNSAID.split(self.shown(kind))[0].strip())
 
         read_each(self.databases.values(), read, [])
         return {kind: sorted(names - {""})[:most] for kind, names in found.items()}
@@ -203,7 +203,7 @@ class Lists(OverDatabases):
         consumers = self.databases.having("consumer", database)
         found = [dead for each in consumers for dead in _dead_groups(each, criteria, limit)]
         found.sort(key=lambda dead: (-dead.count.value, dead.database, dead.group, dead.topic, dead.error_kind))
-        return found[:limit]
+        return self.shown_texts(found[:limit])
 
 
 #: How many bytes one page of a search through bodies may inflate, and for how long (seconds) it may compare them.
