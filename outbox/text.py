@@ -399,7 +399,7 @@ def kind_of_error(error: BaseException) -> str:
 
 
 def kind_of_text(text: str) -> str:
-    """Return what texts with one cause have in common: the first line, without numbers, ids, addresses and what is quoted."""
+    """Return what texts with one cause have in common: the first line, without numbers, ids, addresses, quotes."""
     first = cut(text.lstrip().partition("\n")[0], _SUMMARY_CHARS)
     # Before that: without its digits an address isn't one any more that could be masked.
     return _VARIABLE.sub("…", without_addresses(first))[:_KIND_CHARS]

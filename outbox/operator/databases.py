@@ -232,9 +232,10 @@ class Query(Template):
 
 
 #: The fields of views that quote errors, or what came of acts.
-_TEXT_FIELDS = frozenset(
-    "described detail details error error_kind last_error next note outcome pause_reason reason result worker".split()
-)
+_TEXT_FIELDS = frozenset({
+    "described", "detail", "details", "error", "error_kind", "last_error", "next", "note", "outcome", "pause_reason",
+    "reason", "result", "worker",
+})  # fmt: skip
 
 
 def _shown_texts(value: Any) -> Any:

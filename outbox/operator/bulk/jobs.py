@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -39,7 +39,7 @@ from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
-from outbox.operator.databases import CALLER, Databases, OverDatabases
+from outbox.operator.databases import CALLER, Databases, OverDatabases, T
 from outbox.operator.look import inbox_sql, message_sql, paging
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
@@ -60,8 +60,9 @@ _SELECTABLE = {
 }
 
 _LONGEST_KEY = 255
-#: How many kinds of errors an outcome names.
+#: How many kinds of errors an outcome names, and over how many of the items that are done it counts.
 _ERRORS = 10
+_FATES = 1_000
 # The keys that a stored selector has beside the selection.
 _ADDED = {"described", "counts"}
 _AGAIN = "look at the preview again"
@@ -174,12 +175,26 @@ class BulkJobs(OverDatabases):
             DatabaseUnreached: none of those that can be reached has it.
         """
 
-        def find(database: Database) -> model.BulkJob | None:
+        def find(connection: Connection, database: Database) -> model.BulkJob | None:
+            return self.shown_texts(next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None))
+
+        return self._found(bulk_job_id, find)
+
+    def _found(self, bulk_job_id: UUID, read: Callable[[Connection, Database], T | None]) -> T:
+        def find(database: Database) -> T | None:
             with database.read_only() as connection:
-                return self.shown_texts(next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None))
+                return read(connection, database)
 
         which = f"no registered database ({', '.join(self.databases)})"
         return self.first_of(None, find, NotFound(f"{which} has bulk job {bulk_job_id}"))
+
+    def _database_of_job(self, bulk_job_id: UUID) -> Database:
+        """Return the database that has a bulk job, whose items aren't counted for that; raise as `bulk_job`."""
+
+        def find(connection: Connection, database: Database) -> Database | None:
+            return database if query(connection, database.schema, sql.IS_THERE, id=bulk_job_id) else None
+
+        return self._found(bulk_job_id, find)
 
     def bulk_items(
         self, bulk_job_id: UUID, criteria: model.BulkItemFilter, page: model.PageRequest
@@ -192,7 +207,7 @@ class BulkJobs(OverDatabases):
         """
         if (state := criteria.state) is not None and state not in set(model.BulkItemState):
             raise InvalidRequest(f"state {state!r} must be one of: {', '.join(model.BulkItemState)}", field="state")
-        database = self.databases[self.bulk_job(bulk_job_id).database]
+        database = self._database_of_job(bulk_job_id)
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.BulkItem]:
             values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
@@ -208,12 +223,12 @@ class BulkJobs(OverDatabases):
         return replace(found, items=items, unreached=[*found.unreached, *unreached])
 
     def bulk_outcome(self, bulk_job_id: UUID) -> model.BulkOutcome:
-        """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done.
+        """Return what became of the messages of a bulk job since, counted over the first 1,000 items that are done.
 
         Raises:
             NotFound: no registered database has it.
         """
-        database, limit = self.databases[self.bulk_job(bulk_job_id).database], model.COUNT_LIMIT
+        database, limit = self._database_of_job(bulk_job_id), _FATES
         values = {"id": bulk_job_id, "state": model.BulkItemState.DONE, "after": 0, "limit": limit}
         with database.read_only() as connection:
             items = [model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)]
@@ -245,7 +260,7 @@ class BulkJobs(OverDatabases):
         """
         actor = as_actor(by)
         check_audited(actor, why)
-        database = self.databases[self.bulk_job(bulk_job_id).database]
+        database = self._database_of_job(bulk_job_id)
         schema = database.schema
         with database.acting() as connection:
             ((finished_at, cancelled_at),) = query(connection, schema, sql.LOCK, id=bulk_job_id)

@@ -403,6 +403,29 @@ SELECT t.topic, one.consumer_group FROM one CROSS JOIN unnest(%(topics)s::text[]
                   AND o.topic > t.topic || '{OF_SOURCE}' AND o.topic < t.topic || '{chr(ord(OF_SOURCE) + 1)}')
  ORDER BY 1, 2
 """
+# Jumps from queue to queue in the primary key: those of other groups may be many.
+_OFFSETS = """
+WITH RECURSIVE place AS (
+    (SELECT topic, queue FROM {s}.consumer_offset c WHERE consumer_group = %(group)s {of_topic}
+      ORDER BY topic, queue LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM place p CROSS JOIN LATERAL (
+        SELECT topic, queue FROM {s}.consumer_offset c
+         WHERE consumer_group = %(group)s AND (c.topic, c.queue) > (p.topic, p.queue) {of_topic}
+         ORDER BY topic, queue LIMIT 1) n
+)
+SELECT p.topic, p.queue, (SELECT max(position) FROM {s}.consumer_offset o
+                           WHERE o.consumer_group = %(group)s AND o.topic = p.topic AND o.queue = p.queue)
+  FROM place p ORDER BY 1, 2
+"""
+
+
+def offsets(schema: str, group: str, topic: str | None) -> Statement:
+    """Find how far a group has read the queues of all its topics, or of one. Rows: ``(topic, queue, position)``."""
+    of_topic = "" if topic is None else f"AND c.topic >= %(topic)s AND {_UP_TO_FEEDS}"
+    return statement(schema, _OFFSETS, {"group": group, "topic": topic}, of_topic=of_topic)
+
+
 #: The first groups, and the first topics that groups read, ``most`` of each. Rows: ``(group or NULL, topic or NULL)``.
 FIRST_NAMES = f"""{OFFSET_GROUPS}, pair AS (
     (SELECT consumer_group, topic, 1 AS number FROM {{s}}.consumer_offset ORDER BY consumer_group, topic LIMIT 1)
