@@ -233,8 +233,8 @@ class Query(Template):
 
 #: The fields of views that quote errors, or what came of acts.
 _TEXT_FIELDS = frozenset({
-    "described", "detail", "details", "error", "error_kind", "last_error", "next", "note", "outcome", "pause_reason",
-    "reason", "result", "worker",
+    "described", "detail", "details", "error", "error_kind", "last_error", "next", "note", "opened_because", "outcome",
+    "pause_reason", "reason", "result", "why", "worker",
 })  # fmt: skip
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from contextlib import suppress
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from outbox import Message, Orphan, Park, Resolution, Settings
@@ -85,6 +87,8 @@ def till(shop: Shop, ask: Asker) -> Till:
     fingerprint = admin.get("/dead/groups").json()[0]["fingerprint"]
     assert admin.post(f"/dead/groups/{fingerprint}/note", {"note": "x"}).status_code == 200
     outbox.operator.silence("message.parked", 3600, by="bob", why="x", topic=TOPIC)
+    outbox.operator.pause_group(GROUP, by="bob", why="x")
+    outbox.operator.pause_topic(TOPIC, by="bob", why="x")
     selector = {"ids": [str(each) for each in till.messages[::2]], "group": GROUP}
     till.jobs.append(admin.post("/bulk-jobs", {"action": "retry", "selector": selector, **WHY}).json()["id"])
     bulk(outbox)
@@ -93,12 +97,14 @@ def till(shop: Shop, ask: Asker) -> Till:
     found = reconcile(Job(access, access, (Pair(TOPIC, GROUP),), window=Window(since=SINCE, grace=0.0)))
     till.runs = [pair.run_id for pair in found.pairs]
     with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE outbox.group_control SET opened_at = now(), trial_at = now(), opened_because = 'x'")
+        )
         columns = connection.execute(text(COLUMNS), {"names": list(KEPT)}).all()
         for table, name, kind in columns:
             value = "jsonb_build_object('why', CAST(:error AS text))" if kind == "jsonb" else ":error"
-            connection.execute(
-                text(f"UPDATE outbox.{table} SET {name} = {value} WHERE {name} IS NOT NULL"), {"error": ERRORS[3]}
-            )
+            with suppress(IntegrityError), connection.begin_nested():  # where there may be none
+                connection.execute(text(f"UPDATE outbox.{table} SET {name} = {value}"), {"error": ERRORS[3]})
     return till
 
 
