@@ -35,7 +35,8 @@ ERRORS = (
     *(f'{"long " * 196}{" " * spaces}server at "db.canary.internal", port 54329' for spaces in (0, 4)),
     *(f"{'long ' * 197}{' ' * spaces}by postgresql://ann:pw-canary@db.canary.internal/x" for spaces in (0, 3)),
 )
-CLUES = r"canary|54329|10\.83|fd00|7:219|\bann:|//ann"
+# No id, time or size has one of these by chance.
+CLUES = r"canary|(?::|port )54329|10\.83\.7|fd00:|:7:219|\bann:|//ann"
 #: Where the framework keeps what went wrong, or what was done about it.
 SINCE = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 KEPT = ("error", "last_error", "reason", "outcome", "result", "note", "pause_reason", "opened_because")

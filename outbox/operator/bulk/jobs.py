@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -175,26 +176,23 @@ class BulkJobs(OverDatabases):
             DatabaseUnreached: none of those that can be reached has it.
         """
 
-        def find(connection: Connection, database: Database) -> model.BulkJob | None:
-            return self.shown_texts(next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None))
+        find = partial(read_jobs, query=sql.ONE, id=bulk_job_id)
+        return self.shown_texts(self._found(bulk_job_id, find)[0])
 
-        return self._found(bulk_job_id, find)
+    def _found(self, bulk_job_id: UUID, read: Callable[[Connection, Database], T]) -> T:
+        """Return what is read of a bulk job in the first database that has anything of it; raise as `bulk_job`."""
 
-    def _found(self, bulk_job_id: UUID, read: Callable[[Connection, Database], T | None]) -> T:
         def find(database: Database) -> T | None:
             with database.read_only() as connection:
-                return read(connection, database)
+                return read(connection, database) or None
 
         which = f"no registered database ({', '.join(self.databases)})"
         return self.first_of(None, find, NotFound(f"{which} has bulk job {bulk_job_id}"))
 
     def _database_of_job(self, bulk_job_id: UUID) -> Database:
-        """Return the database that has a bulk job, whose items aren't counted for that; raise as `bulk_job`."""
-
-        def find(connection: Connection, database: Database) -> Database | None:
-            return database if query(connection, database.schema, sql.IS_THERE, id=bulk_job_id) else None
-
-        return self._found(bulk_job_id, find)
+        values = {"id": bulk_job_id}
+        # Without the counts of its items.
+        return self._found(bulk_job_id, lambda each, of: [of] * len(query(each, of.schema, sql.IS_THERE, **values)))[0]
 
     def bulk_items(
         self, bulk_job_id: UUID, criteria: model.BulkItemFilter, page: model.PageRequest
