@@ -17,8 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from outbox.acts.changes import LONGEST, message_states
 from outbox.acts.messages import ACTS
 from outbox.database.execute import Row, execute, query
@@ -27,7 +25,7 @@ from outbox.message.compression import decompress
 from outbox.message.masking import SecretNames, names_in
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.databases import CALLER, OverDatabases, is_away, read_each
+from outbox.operator.databases import CALLER, OverDatabases, read_each
 from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.message_sql import LARGEST_BODY
@@ -499,35 +497,30 @@ def fates(
         ]
         if not numbers:
             continue
-        try:
-            for number, fate in _in_groups(database, numbers, acted):
-                found[number].append(fate)
-        except SQLAlchemyError as error:
-            if not is_away(error):
-                raise
-            unreached.append(database.name)
+        read = read_each([database], partial(_in_groups, numbers=numbers, acted=acted), unreached)
+        for number, fate in read.get(database.name, ()):
+            found[number].append(fate)
     return found, unreached
 
 
 def _in_groups(
-    database: Database, numbers: Iterable[int], acted: Sequence[ActedMessage]
+    connection: Connection, database: Database, numbers: Iterable[int], acted: Sequence[ActedMessage]
 ) -> list[tuple[int, model.FateSince]]:
     schema, groups_of = database.schema, defaultdict(list)
-    with database.read_only() as connection:
-        if topics := sorted({acted[number].topic or "" for number in numbers if acted[number].group is None}):
-            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics):
-                groups_of[topic].append(group)
-        pairs = [
-            (number, group)
-            for number in numbers
-            for group in ([acted[number].group] if acted[number].group else groups_of[acted[number].topic or ""])
-        ]
-        values = {
-            "groups": [group for _, group in pairs],
-            "ids": [acted[number].message_id for number, _ in pairs],
-            "times": [acted[number].acted_at for number, _ in pairs],
-        }
-        (rows,) = execute(connection, inbox_sql.since(schema, **values))
+    if topics := sorted({acted[number].topic or "" for number in numbers if acted[number].group is None}):
+        for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics):
+            groups_of[topic].append(group)
+    pairs = [
+        (number, group)
+        for number in numbers
+        for group in ([acted[number].group] if acted[number].group else groups_of[acted[number].topic or ""])
+    ]
+    values = {
+        "groups": [group for _, group in pairs],
+        "ids": [acted[number].message_id for number, _ in pairs],
+        "times": [acted[number].acted_at for number, _ in pairs],
+    }
+    (rows,) = execute(connection, inbox_sql.since(schema, **values))
     return [
         (
             pairs[row][0],
