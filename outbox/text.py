@@ -202,10 +202,16 @@ def _host(url: URL) -> str:
     return (url.host or "").rpartition("@")[2]
 
 
-#: Addresses of databases: URLs, ``host:5432/shop``, and what libpq and psycopg say of hosts, ports and users.
+#: Addresses of databases: URLs, ``host:5432/shop``, IP addresses, and what libpq and psycopg say of hosts, ports and
+#: users. Where a text was cut (`cut`), the end may be the beginning of one. PostgreSQL searches by it, too.
+# Each begins where no other could have: else a long word would be tried from each of its letters on.
 ADDRESS = re.compile(
-    r"""'?[\w+]+://\S+|[\w.\[\]:-]+:\d+/[\w%-]+"""
-    r"""|\b(server at|on socket|host name|host|hostaddr|user|role|port):? (?:"[^"]*"|'[^']*'|\d+)(?: \([^)]*\))?"""
+    r"""(?:'|(?<![\w+]))[\w+]+://\S+|(?<![\w.\[\]:-])[\w.\[\]:-]+:\d+/[\w%-]+"""
+    r"""|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\w)"""
+    r"""|(?<![\w:])(?:[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4}){7}|(?:[\da-fA-F]{1,4}:)*:(?::?[\da-fA-F]{1,4})+)(?![\w:])"""
+    r"""|\b(server at|on socket|host name|host|hostaddr|user|role|port):? """
+    r"""(?:"[^"…]*(?:["…]|\Z)|'[^'…]*(?:['…]|\Z)|\d+)(?: \([^)…]*(?:[)…]|\Z))?"""
+    r"""|(?<!\S)\S*…(?=\n|\Z)"""
 )
 
 
@@ -260,7 +266,9 @@ def error_text(error: BaseException, secrets: Collection[str] = ()) -> str:
     trace = trace_of(error)
     # The ellipsis has the end of a secret looked for, where the cut goes through one.
     trace = without(trace if len(trace) <= SEARCHED_CHARS else "…" + trace[-SEARCHED_CHARS:], secrets)
-    return f"{summary_of(error, secrets)}\n\n{trace[-_TRACE_CHARS:]}"
+    # From the beginning of a line on: the end of an address isn't known as one.
+    end = trace if len(trace) <= _TRACE_CHARS else trace[-_TRACE_CHARS:].partition("\n")[2]
+    return f"{summary_of(error, secrets)}\n\n{end}"
 
 
 # --- secrets that a text quotes ---------------------------------------------------------------------------------------
@@ -391,9 +399,10 @@ def kind_of_error(error: BaseException) -> str:
 
 
 def kind_of_text(text: str) -> str:
-    """Return what texts with one cause have in common: the first line, without numbers, ids and what is quoted."""
-    first = text.lstrip().partition("\n")[0][:_SUMMARY_CHARS]
-    return _VARIABLE.sub("…", first)[:_KIND_CHARS]
+    """Return what texts with one cause have in common: the first line, without numbers, ids, addresses, quotes."""
+    first = cut(text.lstrip().partition("\n")[0], _SUMMARY_CHARS)
+    # Before that: without its digits an address isn't one any more that could be masked.
+    return _VARIABLE.sub("…", without_addresses(first))[:_KIND_CHARS]
 
 
 def _innermost(trace: TracebackType | None) -> CodeType | None:

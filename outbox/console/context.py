@@ -19,7 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
 
@@ -36,11 +36,13 @@ from outbox.console.events import RequestDone, RequestFacts, RequestUnavailable
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.flow.views import Sagas
-from outbox.operator.databases import CALLER, Caller
+from outbox.operator.databases import CALLER, Caller, OverDatabases
 from outbox.operator.operator import MaskedOperator, Operator
 from outbox.reconcile.record.orders import ReconciliationOrders
 from outbox.telemetry.hooks import emit
 from outbox.text import summary_of
+
+_Views = TypeVar("_Views", bound=OverDatabases)
 
 #: The key of the `RequestContext` in the scope of a request.
 SCOPE_KEY = "outbox.console"
@@ -319,15 +321,18 @@ class RequestContext(Caller):
     @property
     def reconciliations(self) -> ReconciliationOrders:
         """Return the sender's views and orders of reconciliations; as `operator`."""
-        operator = self.operator
-        found = ReconciliationOrders(operator.databases, operator.redactor)
-        found.addresses = operator.addresses
-        return found
+        return self._of(ReconciliationOrders)
 
     @property
     def sagas(self) -> Sagas:
         """Return the sender's views of sagas, and its answers; as `operator`."""
-        return Sagas(self.console.source().databases)
+        return self._of(Sagas)
+
+    def _of(self, views: type[_Views]) -> _Views:
+        operator = self.operator
+        found = views(operator.databases, operator.redactor)
+        found.addresses = operator.addresses
+        return found
 
     @property
     def principal(self) -> Principal:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from outbox.database.execute import Row, Statement, Template, sqlstate
 from outbox.database.sql import OPEN, REREAD, TRIED, GroupQueue, number
+from outbox.text import cut
 
 # --- in the producer's database, read only ---------------------------------------------------------------
 
@@ -463,8 +464,7 @@ WITH gone AS (
                           ORDER BY failed_at DESC OFFSET %(most)s - 1 LIMIT 1)
 )
 INSERT INTO {s}.attempt_history (message_id, consumer_group, topic, attempt, status, worker, seconds, error_kind, error)
-VALUES (%(id)s, %(group)s, %(topic)s, %(attempts)s, %(status)s, %(worker)s, %(seconds)s, %(kind)s,
-        left(%(error)s, %(chars)s))
+VALUES (%(id)s, %(group)s, %(topic)s, %(attempts)s, %(status)s, %(worker)s, %(seconds)s, %(kind)s, %(error)s)
 ON CONFLICT DO NOTHING
 """,
     lossy=("error", "kind", "worker"),
@@ -586,5 +586,5 @@ def settle_failure(of: GroupQueue, row: InboxUpdate, passage: int, worker: str) 
 
 def write_attempt(of: GroupQueue, row: InboxUpdate, worker: str) -> Statement:
     """Write a failed attempt into the history of its message; of those that it has, the newest stay."""
-    values = asdict(row) | {"worker": worker, "most": MOST_ATTEMPTS, "chars": _ERROR_CHARS}
+    values = asdict(row) | {"worker": worker, "most": MOST_ATTEMPTS, "error": cut(row.error or "", _ERROR_CHARS)}
     return _FAILED(of.schema, group=of.group, topic=of.topic, **values)

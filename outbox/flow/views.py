@@ -170,7 +170,7 @@ class Sagas(OverDatabases):
                 return None
             row = _flow_row(database, flows[0])
             due = {command: moment for topic, command, moment in deadlines if topic == deadline_topic(row.saga)}
-            return FlowView(row, [_command(SagaCommand.of(each[1:]), due) for each in commands])
+            return self.shown_texts(FlowView(row, [_command(SagaCommand.of(each[1:]), due) for each in commands]))
 
         return self._first(f"flow {flow_id}", read)
 

@@ -142,7 +142,7 @@ class GroupControls(OverDatabases):
         for each in self.databases.having("consumer", database):
             with each.read_only() as connection:
                 rows += controls_in(connection, each)
-        return rows
+        return self.shown_texts(rows)
 
     def pause_group(
         self, group: str, *, by: str | Actor, why: str, topic: str | None = None, database: str | None = None

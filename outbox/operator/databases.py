@@ -232,19 +232,26 @@ class Query(Template):
 
 
 #: The fields of views that quote errors, or what came of acts.
-_TEXT_FIELDS = frozenset({"detail", "details", "error", "last_error", "next", "outcome", "reason", "result", "worker"})
+_TEXT_FIELDS = frozenset({
+    "described", "detail", "details", "error", "error_kind", "last_error", "next", "note", "opened_because", "outcome",
+    "pause_reason", "reason", "result", "why", "worker",
+})  # fmt: skip
 
 
 def _shown_texts(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_shown_texts(each) for each in value]
+    if type(value) in {list, tuple}:
+        return type(value)(map(_shown_texts, value))
+    if isinstance(value, Mapping):
+        return {name: _shown_text(name, each) for name, each in value.items()}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    changed = {
-        name: without_addresses(each) if name in _TEXT_FIELDS else _shown_texts(each) for name, each in fields.items()
-    }
+    changed = {name: _shown_text(name, each) for name, each in fields.items()}
     return dataclasses.replace(value, **{name: each for name, each in changed.items() if each is not fields[name]})
+
+
+def _shown_text(name: object, value: Any) -> Any:
+    return without_addresses(value) if name in _TEXT_FIELDS else _shown_texts(value)
 
 
 class OverDatabases:

@@ -314,7 +314,8 @@ class Groups(HealthViews):
                     if handler.kind in CONSUMING:
                         key = each.name, handler.topic, handler.group
                         consuming[key] = consuming.get(key, 0) + len(handler.workers)
-                controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
+                found = self.shown_texts(controls_in(connection, each))
+                controls |= {(each.name, row.topic, row.group): row for row in found}
                 for group, topic, passages, moved_at in execute(connection, _PASSAGES(each.schema))[0]:
                     moved[each.name, topic, group] = passages, moved_at
                 for group, topic, owner in execute(connection, _OWNERS(each.schema))[0]:

@@ -87,7 +87,7 @@ class CronSchedules(Topics):
         for each in self.databases.having("producer", database):
             with each.read_only() as connection:
                 rows += [CronScheduleRow(database=each.name, **row) for row in _SCHEDULES.read(connection, each.schema)]
-        return rows
+        return self.shown_texts(rows)
 
     def pause_cron(self, cron: str, *, by: str | Actor, why: str, database: str | None = None) -> str:
         """Have no message of a schedule sent until it is resumed; return a sentence."""

@@ -174,7 +174,7 @@ class Topics(Groups):
             with each.read_only() as connection:
                 found = _PAUSES.read(connection, each.schema, most=COUNT_LIMIT)
             rows += [TopicPause(database=each.name, **row) for row in found]
-        return rows
+        return self.shown_texts(rows)
 
     def pause_topic(
         self, topic: str, *, by: str | Actor, why: str, database: str | None = None, create: bool = False

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Park, outcomes
 from outbox.acts.changes import Target
 from outbox.console import create_console_router
+from outbox.console.pages import overview
 from outbox.operator.model import Selector
 from outbox.testing import bulk
 from tests.console.visitor import Page, Visitor
@@ -231,6 +232,29 @@ def test_a_conversation_is_a_diagram_and_a_table(acting: Http, shop: Shop) -> No
         ("question", "shop", 0), ("answer", "answering", 1),
     ]  # fmt: skip
     assert Visitor(acting).go(f"messages/{uuid4()}/conversation").status == 404
+
+
+def test_a_long_conversation_is_shown_some_steps_at_a_time(
+    acting: Http, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is on one page; a page leads on and back, whichever message it was opened of."""
+    monkeypatch.setattr(overview, "STEPS", 2)
+    with Session(shop.engine) as session, session.begin():
+        first = shop.outbox.send(session, "said-0", {})
+        sent = [shop.outbox.send(session, f"said-{n}", {}, conversation=first) for n in range(1, 5)]
+    page, seen = Visitor(acting).go(f"messages/{sent[-1]}/conversation"), []
+    while True:
+        well_made(page)
+        seen.append(sorted(set(re.findall(r"said-\d", page.text))))
+        if not page.has_link("Later steps"):
+            break
+        page = Visitor(acting).go(page.link("Later steps").removeprefix("/"))
+    assert seen == [["said-0", "said-1"], ["said-2", "said-3"], ["said-4"]]
+    assert "Steps 5 to 5 of 5" in page.text
+    assert "Steps 3 to 4 of 5" in Visitor(acting).go(page.link("Earlier steps").removeprefix("/")).text
+    path = f"messages/{first}/conversation"
+    assert "Steps 5 to 5 of 5" in Visitor(acting).go(f"{path}?page=99").text
+    assert Visitor(acting).go(f"{path}?page=0").status == 422
 
 
 def test_who_may_not_act_is_offered_nothing(visitor: Visitor) -> None:

@@ -12,11 +12,12 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from outbox import Message, Outbox
 from outbox.consumer.consumer import Consumer
+from outbox.database.execute import Row, Statement, execute
 from outbox.dispatch.dispatch_pass import dispatch_lock, dispatch_once
 from outbox.errors import ActRefused, InvalidRequest
 from outbox.operator.health.examine import examine
 from outbox.operator.health.rules import Thresholds
-from outbox.operator.health.workers import LockRow
+from outbox.operator.health.workers import LockRow, held_locks
 from outbox.operator.model import AuditFilter, AuditRow, PageRequest
 from outbox.operator.operator import Operator
 from tests.kit import dispatch_all, wait_until
@@ -85,6 +86,28 @@ def test_the_holder_of_dispatch_is_ended(engine: Engine, outbox: Outbox, operato
     (row,) = audited(operator)
     assert (row.actor, row.action, row.target, row.reason) == ("eve", "end", held.session, "its host is gone")
     assert (row.result or {})["lock"] == "dispatch"
+
+
+def test_queues_are_named_only_where_one_may_be_held(engine: Engine, outbox: Outbox) -> None:
+    """There may be very many: they are read for a key that is held and isn't another lock of ours, and for no other."""
+    read: list[str] = []
+
+    def held(connection: Connection) -> list[str]:
+        def run(statement: Statement) -> list[list[Row]]:
+            read.append(statement.sql)
+            return execute(connection, statement)
+
+        read.clear()
+        return [each.lock for each in held_locks(run, "outbox", {"producer", "consumer"}, 0.0)]
+
+    with session_of(engine) as holder, engine.connect() as connection:
+        assert (held(connection), len(read)) == ([], 1)
+        take_dispatch(holder)
+        assert held(connection) == ["dispatch"]
+        assert not any("consumer_offset" in each for each in read)
+        holder.execute("SELECT pg_advisory_xact_lock(42)")  # the application's own, for all that we know
+        assert held(connection) == ["dispatch"]
+        assert any("consumer_offset" in each for each in read)
 
 
 def test_the_holder_of_a_queue_is_ended(engine: Engine, outbox: Outbox, operator: Operator) -> None:

@@ -62,6 +62,7 @@ STATEMENTS: list[Statement | None] = [
     message_sql.list_after_offsets("outbox", MessageFilter(key="k"), [message_sql.UnreadQueue("t", 0, 7, 2**40)], 51),
     message_sql.messages_of("outbox", MessageFilter(), [ID]),
     inbox_sql.met("outbox", group="g", ids=[ID]),
+    *(inbox_sql.offsets("outbox", "g", topic) for topic in (None, "t")),
     message_sql.list_scheduled("outbox", ScheduledFilter(topic="t"), (NOW, ID), 51),
     message_sql.list_scheduled("outbox", ScheduledFilter(recalled=True), (ID,), 51),
     count_of("outbox", "scheduled_message", "recalled_at IS NULL"),

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from sqlalchemy.util import greenlet_spawn
 
 from outbox.database.session import wait_for
-from outbox.text import error_text, kind_of_error, kind_of_text, summary_of
+from outbox.text import error_text, kind_of_error, kind_of_text, summary_of, without_addresses
 
 
 def _caught(function: object, *arguments: object) -> Exception:
@@ -75,6 +75,7 @@ def test_an_error_without_a_trace() -> None:
         ("no account CD-2 at bank B\nand more", "no account … at bank B"),
         ("unknown currency 'XXX'", "unknown currency …"),
         ("message 0190b2c4-1f2e-7c3a-8d4e-5f6a7b8c9d0e: late", "message …: late"),
+        ("no way to db.internal:5432/shop", "no way to ***"),
         ("gone", "gone"),
         ("", ""),
     ],
@@ -87,7 +88,15 @@ def test_what_varies_is_left_out(text: str, kind: str) -> None:
 def test_a_long_text_makes_a_short_kind() -> None:
     """A kind is fit for an index, however long the error is."""
     assert len(kind_of_text("x1" * 10_000_000)) <= 200
-    assert len(kind_of_text("y" * 10_000_000)) == 200
+    assert len(kind_of_text("of y" * 10_000_000)) == 200
+
+
+def test_times_versions_and_casts_are_no_addresses() -> None:
+    """What only looks like one stays; a long word costs no more than its length."""
+    text = "at 10:30:45, version 17.2.1 and 1.2.3.4.5, 'x'::date, std::bad_alloc, tests/a.py::test_b, took 3:07"
+    assert without_addresses(text) == text
+    long = "a1:" * 100_000
+    assert without_addresses(f"{long} by 10.1.2.3") == f"{long} by ***"
 
 
 class _Card(BaseModel):

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from outbox.acts.changes import Act, Actor, Target
 from outbox.acts.messages import ACTS, act_named
@@ -88,10 +88,10 @@ def message(view: View, message_id: UUID) -> Response:
 
 
 @router.get("/messages/{message_id}/conversation")
-def conversation(view: View, message_id: UUID) -> Response:
-    """Show the conversation of a message as a sequence diagram, and as a table."""
+def conversation(view: View, message_id: UUID, page: Annotated[int, Query(ge=1)] = 1) -> Response:
+    """Show the conversation of a message as a sequence diagram, and as a table; some steps at a time."""
     found = view.operator.conversation(message_id)
-    return view.page("conversation.html", view=found, diagram=Diagram(found))
+    return view.page("conversation.html", view=found, diagram=Diagram(found, page))
 
 
 # Not a link: a reveal is recorded, and nothing that follows links by itself may do it.

@@ -295,6 +295,8 @@ def moment(time: dt.datetime, *, long: bool) -> str:
 _COLUMN, _ROW, _TOP, _MARGIN = 190, 46, 60, 95
 #: How many characters of a name, and of what stands over an arrow, are written out.
 _NAME, _LABEL = 22, 26
+#: How many steps of a conversation a page has: each is drawn, and a row.
+STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,10 +344,18 @@ class Arrow(ConversationStep):
 
 
 class Diagram:
-    """The picture of a conversation: ``lifelines`` in the order in which they come in, ``steps`` in that of time."""
+    """The picture of a conversation: ``lifelines`` in the order in which they come in, ``steps`` in that of time.
 
-    def __init__(self, conversation: Conversation) -> None:
-        steps = steps_of(conversation.messages)
+    It has one ``page`` (from 1) of so many ``pages``: of ``count`` steps those after the first ``before``.
+    """
+
+    def __init__(self, conversation: Conversation, page: int = 1) -> None:
+        every = steps_of(conversation.messages)
+        self.count: int = len(every)
+        self.pages: int = max(-(-self.count // STEPS), 1)
+        self.page: int = min(page, self.pages)
+        self.before: int = (self.page - 1) * STEPS
+        steps = every[self.before : self.before + STEPS]
         names = dict.fromkeys(name for step in steps for name in (step.source, step.target) if name is not None)
         self.lifelines: list[Lifeline] = [
             Lifeline(name, _short(name, _NAME), _MARGIN + number * _COLUMN) for number, name in enumerate(names)

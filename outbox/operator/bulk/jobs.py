@@ -6,8 +6,9 @@ import datetime as dt
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -39,7 +40,7 @@ from outbox.message.model import uuid7
 from outbox.operator import model
 from outbox.operator.bulk import sql
 from outbox.operator.bulk.sql import Matched
-from outbox.operator.databases import CALLER, Databases, OverDatabases
+from outbox.operator.databases import CALLER, Databases, OverDatabases, T
 from outbox.operator.look import inbox_sql, message_sql, paging
 from outbox.operator.look.lists import ActedMessage, check_messages, fates, query_in
 from outbox.operator.look.paging import After, Part, SortOrder, checked, page_of
@@ -60,8 +61,9 @@ _SELECTABLE = {
 }
 
 _LONGEST_KEY = 255
-#: How many kinds of errors an outcome names.
+#: How many kinds of errors an outcome names, and over how many of the items that are done it counts.
 _ERRORS = 10
+_FATES = 1_000
 # The keys that a stored selector has beside the selection.
 _ADDED = {"described", "counts"}
 _AGAIN = "look at the preview again"
@@ -174,12 +176,23 @@ class BulkJobs(OverDatabases):
             DatabaseUnreached: none of those that can be reached has it.
         """
 
-        def find(database: Database) -> model.BulkJob | None:
+        find = partial(read_jobs, query=sql.ONE, id=bulk_job_id)
+        return self.shown_texts(self._found(bulk_job_id, find)[0])
+
+    def _found(self, bulk_job_id: UUID, read: Callable[[Connection, Database], T]) -> T:
+        """Return what is read of a bulk job in the first database that has anything of it; raise as `bulk_job`."""
+
+        def find(database: Database) -> T | None:
             with database.read_only() as connection:
-                return next(iter(read_jobs(connection, database, sql.ONE, id=bulk_job_id)), None)
+                return read(connection, database) or None
 
         which = f"no registered database ({', '.join(self.databases)})"
         return self.first_of(None, find, NotFound(f"{which} has bulk job {bulk_job_id}"))
+
+    def _database_of_job(self, bulk_job_id: UUID) -> Database:
+        values = {"id": bulk_job_id}
+        # Without the counts of its items.
+        return self._found(bulk_job_id, lambda each, of: [of] * len(query(each, of.schema, sql.IS_THERE, **values)))[0]
 
     def bulk_items(
         self, bulk_job_id: UUID, criteria: model.BulkItemFilter, page: model.PageRequest
@@ -192,7 +205,7 @@ class BulkJobs(OverDatabases):
         """
         if (state := criteria.state) is not None and state not in set(model.BulkItemState):
             raise InvalidRequest(f"state {state!r} must be one of: {', '.join(model.BulkItemState)}", field="state")
-        database = self.databases[self.bulk_job(bulk_job_id).database]
+        database = self._database_of_job(bulk_job_id)
 
         def read(connection: Connection, database: Database, after: After, limit: int) -> Part[model.BulkItem]:
             values = {"id": bulk_job_id, "state": state, "after": after[0] if after else 0, "limit": limit}
@@ -208,12 +221,12 @@ class BulkJobs(OverDatabases):
         return replace(found, items=items, unreached=[*found.unreached, *unreached])
 
     def bulk_outcome(self, bulk_job_id: UUID) -> model.BulkOutcome:
-        """Return what became of the messages of a bulk job since, counted over the first 10,000 items that are done.
+        """Return what became of the messages of a bulk job since, counted over the first 1,000 items that are done.
 
         Raises:
             NotFound: no registered database has it.
         """
-        database, limit = self.databases[self.bulk_job(bulk_job_id).database], model.COUNT_LIMIT
+        database, limit = self._database_of_job(bulk_job_id), _FATES
         values = {"id": bulk_job_id, "state": model.BulkItemState.DONE, "after": 0, "limit": limit}
         with database.read_only() as connection:
             items = [model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)]
@@ -231,7 +244,7 @@ class BulkJobs(OverDatabases):
         self, database: Database, items: Sequence[model.BulkItem]
     ) -> tuple[list[list[model.FateSince]], list[str]]:
         acted = [ActedMessage(item.action, item.message_id, item.group, item.topic, item.changed_at) for item in items]
-        return fates(self.databases, database, acted)
+        return self.shown_texts(fates(self.databases, database, acted))
 
     def cancel(self, bulk_job_id: UUID, *, by: str | Actor, why: str = "") -> model.BulkJob:
         """Cancel the open items of a bulk job; the others stay done.
@@ -245,7 +258,7 @@ class BulkJobs(OverDatabases):
         """
         actor = as_actor(by)
         check_audited(actor, why)
-        database = self.databases[self.bulk_job(bulk_job_id).database]
+        database = self._database_of_job(bulk_job_id)
         schema = database.schema
         with database.acting() as connection:
             ((finished_at, cancelled_at),) = query(connection, schema, sql.LOCK, id=bulk_job_id)

@@ -320,6 +320,9 @@ LIST = Query(f"""{_ROWS}
 #: A bulk job, or none.
 ONE = Query(f"{_ROWS} WHERE id = %(id)s")
 
+#: Find a bulk job. Rows: one, or none.
+IS_THERE = "SELECT id FROM {s}.bulk_job WHERE id = %(id)s"
+
 #: The bulk jobs that a message was in, 100 at most.
 OF_MESSAGE = Query(f"""{_ROWS}
  WHERE id IN (SELECT bulk_job_id FROM {{s}}.bulk_item WHERE message_id = %(id)s LIMIT 100) ORDER BY created_at

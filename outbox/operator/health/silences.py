@@ -142,7 +142,7 @@ class Silences(OverDatabases):
         for each in self.databases.having(None, database):
             with each.read_only() as connection:
                 found += silences_in(connection, each.name, each.schema)
-        return sorted(found, key=lambda row: row.begins_at)
+        return self.shown_texts(sorted(found, key=lambda row: row.begins_at))
 
     def silence(
         self,

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.acts.changes import Actor, checked_actor, record_of
 from outbox.acts.whole_acts import END
 from outbox.consumer.meter import percentile
-from outbox.database.execute import Row, Statement, execute, lock_key, sqlstate
+from outbox.database.execute import Row, Statement, Template, execute, lock_key, sqlstate
 from outbox.database.sql import GroupQueue
 from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.errors import ActRefused, DatabaseUnreached
@@ -241,6 +241,12 @@ def done(reports: Iterable[WorkerReport], duty: str) -> bool:
 #: The name of the lock that a session holds while it appends messages.
 DISPATCH = "dispatch"
 _NO_PRIVILEGE = "42501"
+#: The keys of all advisory locks of this database that are held. Rows: ``(key,)``.
+_HELD = Template("""
+SELECT DISTINCT (l.classid::bigint << 32) | l.objid::bigint
+  FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
+ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,23 +279,26 @@ def held_locks(
     read: Callable[[Statement], list[list[Row]]], schema: str, parts: Collection[str], seconds: float
 ) -> list[HeldLock]:
     """Return which sessions have held locks of ours for longer than ``seconds``, or hold them outside a transaction."""
-    names = _names(read, schema, parts)
+    if not (names := _names(read, schema, parts)):
+        return []
     (rows,) = read(sql.LOCK_HOLDERS(schema, keys=list(names), lock=seconds))
     return [HeldLock(names[key], *facts) for key, *facts in rows]
 
 
 def _names(read: Callable[[Statement], list[list[Row]]], schema: str, parts: Collection[str]) -> dict[int, str]:
-    """Return what our locks are called, by their keys."""
+    """Return what those of our locks that are held now are called, by their keys."""
+    held = {key for (key,) in read(_HELD(schema))[0]}
     names = {lock_key("segments", schema, part): f"the {part}'s segments" for part in parts}
     if "producer" in parts:
         names[dispatch_lock(schema)] = DISPATCH
-    if "consumer" in parts:
+    # A key is a hash: whose it is can only be told by those of all queues, of which there may be very many.
+    if "consumer" in parts and held - names.keys():
         for group, topic, queue, _ in read(sql.OFFSETS(schema))[0]:
             of_group = f"topic {topic!r} in group {group!r}"
             names[lock_key("group", schema, group, topic)] = f"the start of {of_group}"
             names[lock_key("rate", group, topic_of(topic), schema)] = f"the rate of {of_group}"
             names[GroupQueue(schema, group, topic, queue).lock] = f"queue {queue} of {of_group}"
-    return names
+    return {key: names[key] for key in held & names.keys()}
 
 
 class LockViews(OverDatabases):

@@ -10,18 +10,21 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from outbox.database.execute import query
-from outbox.errors import OutboxError
-from outbox.operator.databases import Database, OverDatabases, is_away
+from outbox.errors import DatabaseUnreached
+from outbox.operator.databases import Database, OverDatabases, read_each
 from outbox.operator.look.message_sql import CONVERSATION, CONVERSATION_OF, RECEIPTS
 from outbox.operator.look.redactor import Redactor
 from outbox.operator.model import Conversation, ConversationMessage, Receipt
 from outbox.text import MASK
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 #: The most messages of a conversation that are shown.
 MOST_MESSAGES = 500
@@ -51,35 +54,18 @@ class ConversationViews(OverDatabases):
             NotFound: no database has the message, or any that it has caused, and all could be read.
             DatabaseUnreached: none that could be read has.
         """
-        unseen = list(self.databases.away)
-        errors: list[Exception] = []
-
-        def read(database: Database, work: Any) -> None:
-            if database.name in unseen:
-                return
-            try:
-                work(database)
-            except (SQLAlchemyError, OutboxError) as error:
-                if not is_away(error):
-                    raise
-                unseen.append(database.name)
-                errors.append(error)
-
-        named: list[UUID] = []
-        for database in self.databases.having("producer"):
-            read(database, lambda each: named.extend(_conversation_of(each, message_id)))
-        conversation_id, facts = named[0] if named else message_id, _Facts()
-        for database in self.databases.having("producer"):
-            read(database, lambda each: _add_messages(facts, each, conversation_id))
+        unseen, facts, producers = list(self.databases.away), _Facts(), self.databases.having("producer")
+        named = read_each(producers, partial(_conversation_of, message_id=message_id), unseen)
+        conversation_id = next(chain.from_iterable(named.values()), message_id)
+        read_each(producers, partial(_add_messages, facts, conversation_id), unseen)
         if not facts.messages:
-            raise errors[0] if errors else self.not_found(message_id)
-        for database in self.databases.having("consumer"):
-            read(database, lambda each: _add_receipts(facts, each))
+            raise DatabaseUnreached(unseen) if unseen else self.not_found(message_id)
+        read_each(self.databases.having("consumer"), partial(_add_receipts, facts), unseen)
         if self.redactor.has_own_names:
             # Bodies aren't read here, and workers know other names: the page of the message has its error.
             for receipts in facts.receipts.values():
                 receipts[:] = [replace(each, error=each.error and MASK) for each in receipts]
-        return Conversation(conversation_id, _in_order(facts), facts.complete, unseen)
+        return self.shown_texts(Conversation(conversation_id, _in_order(facts), facts.complete, unseen))
 
 
 def _as_id(text: str | None) -> UUID | None:
@@ -90,22 +76,19 @@ def _as_id(text: str | None) -> UUID | None:
         return None
 
 
-def _conversation_of(database: Database, message_id: UUID) -> list[UUID]:
-    with database.read_only() as connection:
-        rows = query(connection, database.schema, CONVERSATION_OF, id=message_id)
+def _conversation_of(connection: Connection, database: Database, message_id: UUID) -> list[UUID]:
+    rows = query(connection, database.schema, CONVERSATION_OF, id=message_id)
     return [first for (text,) in rows if (first := _as_id(text)) is not None]
 
 
-def _add_messages(facts: _Facts, database: Database, first: UUID) -> None:
-    with database.read_only() as connection:
-        rows = CONVERSATION.read(connection, database.schema, id=first, limit=MOST_MESSAGES + 1)
+def _add_messages(facts: _Facts, first: UUID, connection: Connection, database: Database) -> None:
+    rows = CONVERSATION.read(connection, database.schema, id=first, limit=MOST_MESSAGES + 1)
     facts.complete &= len(rows) <= MOST_MESSAGES
     facts.messages |= {row["id"]: (database.name, row) for row in rows[:MOST_MESSAGES]}
 
 
-def _add_receipts(facts: _Facts, database: Database) -> None:
-    with database.read_only() as connection:
-        rows = RECEIPTS.read(connection, database.schema, ids=list(facts.messages))
+def _add_receipts(facts: _Facts, connection: Connection, database: Database) -> None:
+    rows = RECEIPTS.read(connection, database.schema, ids=list(facts.messages))
     for row in rows:
         status = "discarded" if row["discarded_at"] else row["status"]
         receipt = Receipt(database.name, row["group"], status, row["attempts"], row["error"], row["changed_at"])

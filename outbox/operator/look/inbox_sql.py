@@ -17,7 +17,7 @@ from outbox.consumer.sql import HOLDS_KEY
 from outbox.database.execute import Statement, Template, statement
 from outbox.database.sql import ALONE, FEEDS, OFFSET_GROUPS, OPEN, SETTLED
 from outbox.message.model import Status
-from outbox.operator.look.paging import count_of, fitting
+from outbox.operator.look.paging import count_of, first_line, fitting
 from outbox.operator.model import InboxFilter
 from outbox.text import ADDRESS, OF_SOURCE
 
@@ -59,7 +59,7 @@ _ROW = f"""m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.statu
        m.error_kind, {{error}}, m.received_at, m.changed_at, m.discarded_at, m.quarantined_by, {_WAITS_FOR},
        m.taken_by"""
 #: The columns of an inbox row ``m``, with the first line of its error, and with all of it.
-SHORT_ROW = _ROW.replace("{error}", "left(split_part(m.last_error, E'\\n', 1), 1000)")
+SHORT_ROW = _ROW.replace("{error}", first_line("m.last_error"))
 FULL_ROW = _ROW.replace("{error}", "m.last_error")
 
 # Places are found by jumps in an index. Next to an equality on the group, a comparison of rows would have it read
@@ -403,6 +403,29 @@ SELECT t.topic, one.consumer_group FROM one CROSS JOIN unnest(%(topics)s::text[]
                   AND o.topic > t.topic || '{OF_SOURCE}' AND o.topic < t.topic || '{chr(ord(OF_SOURCE) + 1)}')
  ORDER BY 1, 2
 """
+# Jumps from queue to queue in the primary key: those of other groups may be many.
+_OFFSETS = """
+WITH RECURSIVE place AS (
+    (SELECT topic, queue FROM {s}.consumer_offset c WHERE consumer_group = %(group)s {of_topic}
+      ORDER BY topic, queue LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM place p CROSS JOIN LATERAL (
+        SELECT topic, queue FROM {s}.consumer_offset c
+         WHERE consumer_group = %(group)s AND (c.topic, c.queue) > (p.topic, p.queue) {of_topic}
+         ORDER BY topic, queue LIMIT 1) n
+)
+SELECT p.topic, p.queue, (SELECT max(position) FROM {s}.consumer_offset o
+                           WHERE o.consumer_group = %(group)s AND o.topic = p.topic AND o.queue = p.queue)
+  FROM place p ORDER BY 1, 2
+"""
+
+
+def offsets(schema: str, group: str, topic: str | None) -> Statement:
+    """Find how far a group has read the queues of all its topics, or of one. Rows: ``(topic, queue, position)``."""
+    of_topic = "" if topic is None else f"AND c.topic >= %(topic)s AND {_UP_TO_FEEDS}"
+    return statement(schema, _OFFSETS, {"group": group, "topic": topic}, of_topic=of_topic)
+
+
 #: The first groups, and the first topics that groups read, ``most`` of each. Rows: ``(group or NULL, topic or NULL)``.
 FIRST_NAMES = f"""{OFFSET_GROUPS}, pair AS (
     (SELECT consumer_group, topic, 1 AS number FROM {{s}}.consumer_offset ORDER BY consumer_group, topic LIMIT 1)
@@ -435,7 +458,7 @@ SELECT w.number::int - 1, w.consumer_group,
             WHEN a.failed_at IS NOT NULL THEN m.status
             WHEN m.status = 'parked' AND m.changed_at > w.acted_at THEN 'parked'
             ELSE 'pending' END,
-       m.changed_at, m.error_kind, left(split_part(m.last_error, E'\\n', 1), 1000)
+       m.changed_at, m.error_kind, {first_line("m.last_error")}
   FROM unnest(%(groups)s::text[], %(ids)s::uuid[], %(times)s::timestamptz[]) WITH ORDINALITY
        w (consumer_group, id, acted_at, number)
   LEFT JOIN LATERAL (SELECT * FROM {{s}}.consumer_message

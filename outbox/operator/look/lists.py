@@ -17,8 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from outbox.acts.changes import LONGEST, message_states
 from outbox.acts.messages import ACTS
 from outbox.database.execute import Row, execute, query
@@ -27,7 +25,7 @@ from outbox.message.compression import decompress
 from outbox.message.masking import SecretNames, names_in
 from outbox.message.model import Status
 from outbox.operator import model
-from outbox.operator.databases import CALLER, OverDatabases, is_away, read_each
+from outbox.operator.databases import CALLER, OverDatabases, read_each
 from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import InboxQuery, Source
 from outbox.operator.look.message_sql import LARGEST_BODY
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 _TOPICS = "SELECT name FROM {s}.topic ORDER BY name LIMIT %(most)s"
 #: Where a kind of error goes on with what an error hasn't.
-_UNSAID = re.compile(" in | of |\N{HORIZONTAL ELLIPSIS}")
+_UNSAID = re.compile(r" in | of |\*\*\*|\N{HORIZONTAL ELLIPSIS}")
 # Of few rows, in the order of the index: a page must not wait for them.
 _KEYS = """
 SELECT DISTINCT key FROM (SELECT key FROM {s}.half_message ORDER BY id DESC LIMIT %(most)s) n WHERE key IS NOT NULL
@@ -95,7 +93,7 @@ class Lists(OverDatabases):
         """Return what a filter may be about, ``most`` of each: topics, groups, keys, and kinds of errors.
 
         Topics and groups are the first by their names; keys and errors are those of the newest messages, and of the
-        dead letters; none where addresses aren't shown. Those of a database that can't be read are left out.
+        dead letters. Those of a database that can't be read are left out.
         """
         found: dict[str, set[str]] = {"topics": set(), "groups": set(), "sent_keys": set(), "errors": set()}
 
@@ -106,9 +104,9 @@ class Lists(OverDatabases):
             if "consumer" in database.parts:
                 for group, topic in query(connection, database.schema, inbox_sql.FIRST_NAMES, most=most):
                     found["topics" if group is None else "groups"].add(group or topic_of(topic))
-                # As far as an error has its kind in it, where a host is no address any more that could be masked.
-                for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0] if self.addresses else ():
-                    found["errors"].add(_UNSAID.split(kind)[0].strip())
+                # As far as an error has its kind in it.
+                for _, _, kind in execute(connection, inbox_sql.kinds(database.schema))[0]:
+                    found["errors"].add(_UNSAID.split(self.shown(kind))[0].strip())
 
         read_each(self.databases.values(), read, [])
         return {kind: sorted(names - {""})[:most] for kind, names in found.items()}
@@ -203,7 +201,7 @@ class Lists(OverDatabases):
         consumers = self.databases.having("consumer", database)
         found = [dead for each in consumers for dead in _dead_groups(each, criteria, limit)]
         found.sort(key=lambda dead: (-dead.count.value, dead.database, dead.group, dead.topic, dead.error_kind))
-        return found[:limit]
+        return self.shown_texts(found[:limit])
 
 
 #: How many bytes one page of a search through bodies may inflate, and for how long (seconds) it may compare them.
@@ -499,35 +497,30 @@ def fates(
         ]
         if not numbers:
             continue
-        try:
-            for number, fate in _in_groups(database, numbers, acted):
-                found[number].append(fate)
-        except SQLAlchemyError as error:
-            if not is_away(error):
-                raise
-            unreached.append(database.name)
+        read = read_each([database], partial(_in_groups, numbers=numbers, acted=acted), unreached)
+        for number, fate in read.get(database.name, ()):
+            found[number].append(fate)
     return found, unreached
 
 
 def _in_groups(
-    database: Database, numbers: Iterable[int], acted: Sequence[ActedMessage]
+    connection: Connection, database: Database, numbers: Iterable[int], acted: Sequence[ActedMessage]
 ) -> list[tuple[int, model.FateSince]]:
     schema, groups_of = database.schema, defaultdict(list)
-    with database.read_only() as connection:
-        if topics := sorted({acted[number].topic or "" for number in numbers if acted[number].group is None}):
-            for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics):
-                groups_of[topic].append(group)
-        pairs = [
-            (number, group)
-            for number in numbers
-            for group in ([acted[number].group] if acted[number].group else groups_of[acted[number].topic or ""])
-        ]
-        values = {
-            "groups": [group for _, group in pairs],
-            "ids": [acted[number].message_id for number, _ in pairs],
-            "times": [acted[number].acted_at for number, _ in pairs],
-        }
-        (rows,) = execute(connection, inbox_sql.since(schema, **values))
+    if topics := sorted({acted[number].topic or "" for number in numbers if acted[number].group is None}):
+        for topic, group in query(connection, schema, inbox_sql.GROUPS_OF, topics=topics):
+            groups_of[topic].append(group)
+    pairs = [
+        (number, group)
+        for number in numbers
+        for group in ([acted[number].group] if acted[number].group else groups_of[acted[number].topic or ""])
+    ]
+    values = {
+        "groups": [group for _, group in pairs],
+        "ids": [acted[number].message_id for number, _ in pairs],
+        "times": [acted[number].acted_at for number, _ in pairs],
+    }
+    (rows,) = execute(connection, inbox_sql.since(schema, **values))
     return [
         (
             pairs[row][0],

@@ -16,7 +16,7 @@ from outbox.database.sql import IS_CONFIRMED, OFFSET_GROUPS, message_status
 from outbox.message.content import CAUSE_HEADER, CONVERSATION_HEADER, CORRELATION_HEADER, ENCODING_HEADER, SENDER_HEADER
 from outbox.operator.databases import Query
 from outbox.operator.look.inbox_sql import FIRST_ID, GROUPS, LAST_ID, end_id, first_id
-from outbox.operator.look.paging import count_of, fitting
+from outbox.operator.look.paging import count_of, first_line, fitting
 from outbox.operator.model import AuditFilter, HalfFilter, MessageFate, MessageFilter, ScheduledFilter
 from outbox.text import sql_list
 
@@ -131,10 +131,10 @@ SELECT * FROM (SELECT consumer_group, failed_at, attempt, status, worker, second
 """)
 
 #: What these groups' inboxes said of a message before they read it again.
-EARLIER = Query("""
+EARLIER = Query(f"""
 -- group passage status attempts error received_at changed_at
-SELECT consumer_group, passage, status, attempts, left(split_part(last_error, E'\\n', 1), 1000), received_at, changed_at
-  FROM {s}.reread_message WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
+SELECT consumer_group, passage, status, attempts, {first_line("last_error")}, received_at, changed_at
+  FROM {{s}}.reread_message WHERE consumer_group = ANY (%(groups)s::text[]) AND message_id = %(id)s
  ORDER BY consumer_group, passage
 """)
 
@@ -173,7 +173,7 @@ SELECT h.id, h.headers ->> '{CAUSE_HEADER}', h.headers ->> '{CORRELATION_HEADER}
 RECEIPTS = Query(f"""
 -- message_id group status attempts error received_at changed_at discarded_at
 WITH RECURSIVE {GROUPS}
-SELECT m.message_id, m.consumer_group, m.status, m.attempts, left(split_part(m.last_error, E'\\n', 1), 1000),
+SELECT m.message_id, m.consumer_group, m.status, m.attempts, {first_line("m.last_error")},
        m.received_at, m.changed_at, m.discarded_at
   FROM place p CROSS JOIN unnest(%(ids)s::uuid[]) wanted (id)
  CROSS JOIN LATERAL (SELECT * FROM {{s}}.consumer_message

@@ -351,6 +351,12 @@ def count_of(schema: str, table: str, condition: str = "true", most: int | None 
     return statement(schema, sql, {**values, "most": most}, table=table, condition=condition)
 
 
+def first_line(column: str) -> str:
+    """Return the SQL of the first line of an error, of 1,000 characters at most; an ellipsis tells that it was cut."""
+    line = f"split_part({column}, E'\\n', 1)"
+    return f"CASE WHEN length({line}) > 1000 THEN left({line}, 999) || '…' ELSE {line} END"
+
+
 def fitting(criteria: object, conditions: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Return the conditions of the fields that are given, as one, and their values by the names of the fields."""
     values = {name: value for name in conditions if (value := getattr(criteria, name)) not in {None, ()}}

@@ -13,15 +13,15 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox.acts.changes import MessageStatus
-from outbox.database.execute import Row, execute
+from outbox.database.execute import Row, execute, query
 from outbox.errors import InvalidRequest
 from outbox.message.model import Status
 from outbox.operator.databases import read_each
-from outbox.operator.health import sql as health_sql
 from outbox.operator.health import stats
 from outbox.operator.look import inbox_sql, message_sql
 from outbox.operator.look.inbox_sql import FIRST_ID, LAST_ID, InboxQuery
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 #: How many messages of each queue one search looks at, where the filter has more conditions.
 WINDOW = 1_000
 _LAST_POSITION = 2**63 - 1
+_TOPICS = "SELECT name, queues FROM {s}.topic WHERE name = ANY (%(topics)s::text[]) ORDER BY name"
 #: What an inbox has of messages that are not consumed yet and will be by themselves; each is a part of the list.
 _UNFINISHED = [each for each in Status if each.alone]
 
@@ -134,7 +135,8 @@ class _Search:
         #: Where the sources are that aren't registered.
         self.unregistered: list[str] = []
         groups = read_each(databases.having("consumer"), self._state_of_group, self.unreached)
-        queues = read_each(databases.having("producer"), _queues, self.unreached)
+        topics = {topic_of(feed) for state in groups.values() for feed in state.offsets}
+        queues = read_each(databases.having("producer"), partial(_queues, topics=sorted(topics)), self.unreached)
         known = {name: state for name, state in groups.items() if state.offsets}
         if not known and not self.unreached:
             raise InvalidRequest(
@@ -172,8 +174,9 @@ class _Search:
 
     def _state_of_group(self, connection: Connection, database: Database) -> _GroupState:
         offsets: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        for group, topic, queue, position in execute(connection, health_sql.OFFSETS(database.schema))[0]:
-            if group == self.group and self.criteria.topic in {None, topic, topic_of(topic)}:
+        read = inbox_sql.offsets(database.schema, self.group, self.criteria.topic)
+        for topic, queue, position in execute(connection, read)[0]:
+            if self.criteria.topic in {None, topic, topic_of(topic)}:
                 offsets[topic][queue] = position
         return _GroupState(offsets, met_in(connection, database))
 
@@ -312,6 +315,6 @@ class _Search:
         return Part([], unread=True) if away else Part([_Found(row, 0) for row in rows], len(failed), stopped)
 
 
-def _queues(connection: Connection, database: Database) -> _Producer:
-    topics: dict[str, int] = dict(execute(connection, health_sql.TOPICS(database.schema))[0])
-    return _Producer(topics, identity_of(connection, database))
+def _queues(connection: Connection, database: Database, topics: list[str]) -> _Producer:
+    rows = query(connection, database.schema, _TOPICS, topics=topics)
+    return _Producer(dict(rows), identity_of(connection, database))

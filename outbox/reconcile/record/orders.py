@@ -172,7 +172,7 @@ class ReconciliationOrders(Reconciliations):
             if "producer" in database.parts:
                 with database.read_only() as connection:
                     found += _open_orders(connection, database)
-        return found
+        return self.shown_texts(found)
 
     def run_now(
         self, schedule: str, *, by: str | Actor, why: str = "", dry_run: bool = False, database: str | None = None,

@@ -325,7 +325,7 @@ class Reconciliations(OverDatabases):
             rows = _BY_KIND.read(connection, database.schema, run=run_id)
         found = [_kind_of_run(LABELED[row.pop("kind")], run, **row) for row in rows if row["kind"] in LABELED]
         found.sort(key=lambda each: _LABELS.index(each.kind))
-        return RunView(run, found)
+        return self.shown_texts(RunView(run, found))
 
     def findings(self, run_id: UUID, criteria: FindingFilter, page: PageRequest) -> Page[FindingRow]:
         """Return a page of the findings of a run that fit: the facts of either side about each message, and its repair.
@@ -345,7 +345,7 @@ class Reconciliations(OverDatabases):
             return Part([FindingRow(**row) for row in rows])
 
         one, context = Databases([database]), ("findings", run_id, criteria)
-        return page_of(one, None, None, page, _BY_NUMBER, read, context)
+        return self.shown_texts(page_of(one, None, None, page, _BY_NUMBER, read, context))
 
     def finding(self, run_id: UUID, message_id: UUID) -> FindingView:
         """Return what a run found of a message: both sides as they were, what it means, and what can be done.
@@ -362,7 +362,7 @@ class Reconciliations(OverDatabases):
         kind = LABELED[row.kind]
         producer, consumer = ({name: _fact(row, name) for name in names} for names in (_PRODUCER, _CONSUMER))
         by_hand, repairs = kind.by_hand(_foreign(run)), {each.value: each.does for each in _repairs(kind, run)}
-        return FindingView(run, row, producer, consumer, kind.meaning, by_hand, repairs)
+        return self.shown_texts(FindingView(run, row, producer, consumer, kind.meaning, by_hand, repairs))
 
     def schedules(self) -> list[Schedule]:
         """Return the reconciliations that living workers have declared: when they run, what they compare.
