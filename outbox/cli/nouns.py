@@ -89,6 +89,31 @@ def list_groups(
     databases.show(lambda each: (row for row in each.groups(only) if topic in {None, row.topic}), _GROUPS, form)
 
 
+@command(group_app, "work")
+def show_work(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Its topic.")],
+    databases: DatabasesOptions,
+    window: Annotated[str, typer.Option(help="1h, or a minute of each step of 6h, 24h or 7d.")] = "1h",
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """Show what the handlers of a group did by the minute: messages, failed attempts, and the times of calls.
+
+    \b
+    Example:
+      outbox group work bank_b transfer --window 24h
+    """
+    with databases.opened(partly=True) as operator:
+        series = operator.work(topic, group, databases.only, window)
+        names = ["minute", *(each.name for each in series)]
+        rows = zip(series[0].times, *(each.values for each in series), strict=True)
+        known = [dict(zip(names, row, strict=True)) for row in rows if any(value is not None for value in row[1:])]
+        seconds = {name: lambda row, name=name: age(row[name]) for name in ("p50", "p95")}
+        print_as(form, {"items": series}, rows_table("minute consumed> failed> p50> p95>", known, **seconds))
+        if not known:
+            say(f"no sample of the last {window} knows group {group!r} of topic {topic!r}; see: outbox group list")
+
+
 add_acts(group_app, "group")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +13,10 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Settings
 from outbox.cli.output import Code
+from outbox.consumer.meter import BOUNDS
 from tests.cli.conftest import Cli
 from tests.kit.bench import Bench
-from tests.operator.health import handler, hold_back, report
+from tests.operator.health import handler, hold_back, report, sample, this_minute
 
 WHY = ("--reason", "a test", "--actor", "ada", "--yes")
 
@@ -38,6 +41,21 @@ def listed(cli: Cli) -> dict[str, Any]:
     (row,) = cli("group", "list", "-o", "json").json["items"]
     assert isinstance(row, dict)
     return row
+
+
+def test_work_by_the_minute(engine: Engine, cli: Cli) -> None:
+    """What the handlers did is a row for each minute that a sample knows of; without one that is said."""
+    nothing = cli("group", "work", "g", "t")
+    assert (nothing.code, "no sample of the last 1h knows group 'g'" in nothing.err) == (Code.DONE, True)
+    done = {"done": 90.0, "failed": 3.0, "calls": {str(bisect_left(BOUNDS, 2.0)): 90}}
+    sample(engine, this_minute(engine) - dt.timedelta(minutes=5), {}, work={"t": {"g": done}})
+    consumed, failed, p50, p95 = cli("group", "work", "g", "t", "-o", "json").json["items"]
+    assert [{*each["values"]} - {None} for each in (consumed, failed)] == [{90.0}, {3.0}]
+    assert [max(filter(None, each["values"])) for each in (p50, p95)] == pytest.approx([2.0, 2.0], rel=0.25)
+    *_, row = cli("group", "work", "g", "t").out.splitlines()
+    assert row.split()[-4:-2] == ["90.0", "3.0"]
+    wrong = cli("group", "work", "g", "t", "--window", "2y")
+    assert (wrong.code, "1h, 6h, 24h, 7d" in wrong.err) == (Code.USAGE, True)
 
 
 def test_reset_and_skip(bench: Bench, cli: Cli) -> None:
