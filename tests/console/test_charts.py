@@ -38,8 +38,8 @@ def test_the_upper_edge_is_round(value: float, edge: float) -> None:
 def test_a_line_goes_through_its_values() -> None:
     """x from the left to the right edge, y from the bottom; the area is closed at the bottom."""
     (shape,) = drawn(series(0, 5, 10)).shapes
-    assert shape.line == "M0.00 100.00L50.00 50.00L100.00 0.00"
-    assert shape.area == "M0.00 100L0.00 100.00L50.00 50.00L100.00 0.00L100.00 100Z"
+    assert shape.line == "M0 100L50 50L100 0"
+    assert shape.area == "M0 100L0 100L50 50L100 0L100 100Z"
     assert shape.last == 10
 
 
@@ -87,4 +87,5 @@ def test_columns_to_point_at_cover_the_chart() -> None:
 def test_a_column_leads_to_the_messages_of_its_time() -> None:
     """From the value before it to its own."""
     chart = drawn(series(1, 2, minutes=5))
-    assert chart.hits[1].query == {"since": NOON.isoformat(), "until": (NOON + dt.timedelta(minutes=5)).isoformat()}
+    until = NOON + dt.timedelta(minutes=5)
+    assert chart.hits[1].query == {"since": f"{NOON:%Y-%m-%dT%H:%MZ}", "until": f"{until:%Y-%m-%dT%H:%MZ}"}

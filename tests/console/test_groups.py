@@ -243,7 +243,7 @@ def test_what_a_group_did_minute_by_minute(acting: Http, visitor: Visitor, shop:
     assert acting.get(f"/groups/{GROUP}/{TOPIC}/work?database=nowhere").status_code == 422
     page = visitor.go(f"/groups/{GROUP}/{TOPIC}")
     well_made(page)
-    since, until = (quote(each.isoformat()) for each in (minute - dt.timedelta(minutes=1), minute))
+    since, until = (quote(f"{each:%Y-%m-%dT%H:%MZ}") for each in (minute - dt.timedelta(minutes=1), minute))
     leads = f"/inbox?group={GROUP}&topic={TOPIC}&since={since}&until={until}"
     # In each of the two charts from the column, and from the table, which a keyboard reaches.
     assert [tag.get("href") for name, tag in page.tags if name == "a"].count(leads) == 4

@@ -248,7 +248,10 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
     """Return a line through the values and the area under it, with a gap where nothing is known."""
     step = 100 / max(1, len(values) - 1)
     line = area = ""
-    points = [None if value is None else (index * step, 100 - 100 * value / peak) for index, value in enumerate(values)]
+    points = [
+        None if value is None else (round(index * step, 2), round(100 - 100 * value / peak, 2))
+        for index, value in enumerate(values)
+    ]
     for known, group in itertools.groupby(points, key=lambda point: point is not None):
         run = [point for point in group if point is not None]
         if not known:
@@ -256,9 +259,9 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
         if len(run) == 1:
             # A point alone would be nothing to see.
             run.append((min(100.0, run[0][0] + step / 2), run[0][1]))
-        path = "L".join(f"{x:.2f} {y:.2f}" for x, y in run)
+        path = "L".join(f"{x:g} {y:g}" for x, y in run)
         line += f"M{path}"
-        area += f"M{run[0][0]:.2f} 100L{path}L{run[-1][0]:.2f} 100Z"
+        area += f"M{run[0][0]:g} 100L{path}L{run[-1][0]:g} 100Z"
     return line, area
 
 
@@ -275,7 +278,8 @@ def _hit(
         for one, value in zip(series, column, strict=True)
     )
     step = series[0].times[1] - series[0].times[0] if len(series[0].times) > 1 else dt.timedelta(minutes=1)
-    query = {**where, "since": (time - step).isoformat(), "until": time.isoformat()}
+    # A page has hundreds of these links: as short as they can be, of whole minutes.
+    query = {**where} | {name: f"{at:%Y-%m-%dT%H:%MZ}" for name, at in (("since", time - step), ("until", time))}
     return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]), query)
 
 
