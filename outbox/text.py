@@ -202,23 +202,30 @@ def _host(url: URL) -> str:
     return (url.host or "").rpartition("@")[2]
 
 
-#: Addresses of databases: URLs, ``host:5432/shop``, IP addresses, and what libpq and psycopg say of hosts, ports and
-#: users. Where a text was cut (`cut`), the end may be the beginning of one. PostgreSQL searches by it, too.
-# Each begins where no other could have: else a long word would be tried from each of its letters on.
+_HEX, _QUAD = r"[\da-fA-F]{1,4}", r"\d{1,3}(?:\.\d{1,3}){3}"
+_QUOTED = r"""(?:"[^"…]*(?:["…]|\Z)|'[^'…]*(?:['…]|\Z))"""
+#: Addresses of databases: URLs, ``host:5432/shop``, IP addresses, what libpq, psycopg and asyncio say of hosts, ports
+#: and users, and the same in a connection string. Where a text was cut (`cut`), the end may be the beginning of one.
+#: What the first group finds is kept. PostgreSQL searches by it, too.
+# Each begins where no other could have, and has one way only to go on: else a long word would be tried from each of its
+# letters on, or in each way to part it.
 ADDRESS = re.compile(
-    r"""(?:'|(?<![\w+]))[\w+]+://\S+|(?<![\w.\[\]:-])[\w.\[\]:-]+:\d+/[\w%-]+"""
-    r"""|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\w)"""
-    r"""|(?<![\w:])(?:[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4}){7}|(?:[\da-fA-F]{1,4}:)*:(?::?[\da-fA-F]{1,4})+)(?![\w:])"""
-    r"""|\b(server at|on socket|host name|host|hostaddr|user|role|port):? """
-    r"""(?:"[^"…]*(?:["…]|\Z)|'[^'…]*(?:['…]|\Z)|\d+)(?: \([^)…]*(?:[)…]|\Z))?"""
-    r"""|(?<!\S)\S*…(?=\n|\Z)"""
+    r"""(?:'|(?<![\w+]))[\w+]+://\S+|(?<![\w.\[\]:-])[\w.\[\]:-]+:\d{3,5}/[\w%-]+"""
+    r"""|(?<![\w.-])[\w-]+(?:\.[\w-]+)+:\d{4,5}(?!\w)"""
+    rf"""|(?<![\w:])(?=[\da-fA-F:.]{{0,45}}\d)(?:{_HEX}(?::{_HEX}){{7}}"""
+    rf"""|(?:{_HEX}(?::{_HEX}){{0,6}})?::(?:(?:{_HEX}:){{0,6}}(?:{_QUAD}|{_HEX}))?)(?![\w:]|\.\d)"""
+    rf"""|(?<![\d.]){_QUAD}(?!\d|\.\d)"""
+    r"""|(\b(?:server at|on socket|certificate for|host name|host|hostaddr|user|role|port|call failed):? """
+    r"""|\b(?:host|hostaddr|port|user|dbname)=)"""
+    rf"""(?:{_QUOTED}(?: \([^)…]*(?:[)…]|\Z))?|(?<==)[^\s'",;)]+|(?<=port )\d{{3,5}}|\({_QUOTED}, \d+[^)]*\))"""
+    r"""|(?<!\S)\S+…(?=\n|\Z)"""
 )
 
 
 def without_addresses(value: Any) -> Any:
     """Return a value with the addresses masked that are in its texts, also in lists, mappings and dataclasses."""
     if type(value) is str:  # no enum
-        return ADDRESS.sub(lambda match: f"{match[1]} ***" if match[1] else "***", value)
+        return ADDRESS.sub(lambda match: f"{match[1] or ''}***", value)
     if isinstance(value, Mapping):
         return {name: without_addresses(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -7,12 +7,14 @@ import re
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, text
 
 from outbox.errors import InvalidSettings
 from outbox.message.content import Codecs
 from outbox.message.masking import KEYS, cleaned, leaves, names_in, path_of, read_json, secrets_of
+from outbox.operator.look.inbox_sql import address_sql
 from outbox.operator.look.redactor import Redactor, has_at
-from outbox.text import MASK, without
+from outbox.text import MASK, without, without_addresses
 
 JSON = "application/json"
 MASKED = Redactor()
@@ -479,3 +481,42 @@ def test_nothing_is_found_by_a_value_that_is_named_by_another() -> None:
 def test_a_form_in_a_form_has_an_end() -> None:
     """However it is written."""
     assert list(MASKED.names.secrets_in({"a": "a=" * 50_000})) == []
+
+
+#: What a viewer sees of texts that tell where something is, as libpq, psycopg, asyncio and others write it.
+ADDRESSES = {
+    'server at "db.example" (10.83.7.219), port 5432 failed: refused': "server at ***, port *** failed: refused",
+    "pool of postgresql+psycopg://ann:pw@[fd00:83::7:219]:54329/shop": "pool of ***",
+    "no way to db.example:54329/shop now": "no way to *** now",
+    "no route to  fd00:83::7:219": "no route to  ***",
+    'server certificate for "db.example" does not match host name "x"': (
+        "server certificate for *** does not match host name ***"
+    ),
+    "host=db.example port=54329 user='ann' dbname=shop": "host=*** port=*** user=*** dbname=***",
+    "cannot connect to host db.example:54329 ssl": "cannot connect to host *** ssl",
+    "Connect call failed ('fd00::1', 54329, 0, 0)": "Connect call failed ***",
+    "::ffff:10.83.7.219, ::1, 1:2:3:4:5:6:7:8, fd00:: and x10.83.7.219_a": "***, ***, ***, *** and x***_a",
+    "on socket \"/run/postgresql/.s\", role 'ann'": "on socket ***, role ***",
+    'cut: server at "db.exam…': "cut: server at ***",
+    "cut: db.exam…": "cut: ***",
+    **{
+        each: each
+        for each in (
+            '{"order":1234567,"at":30} [:5] f(a):3 12:30:05 01:23:45:67:89:ab bad::face std::vector',
+            "user 4711, role 7, host 5 of 9, port 3, a.py:12/foo, 1:2/3, 10:30/PT1H, 2026-12-01T12:30:05/2026",
+            "gave …",
+            # In each way to part it, one would try them for minutes.
+            f'x :: "id":{"a" * 60}_x',
+            f"{'1.' * 2_000}_x {':a' * 2_000}_x {'a:' * 2_000}_x",
+        )
+    },
+}
+
+
+def test_addresses_are_the_same_to_python_and_to_postgresql(engine: Engine) -> None:
+    """What a viewer sees can be searched for; and what looks a little like an address stays."""
+    assert [without_addresses(each) for each in ADDRESSES] == list(ADDRESSES.values())
+    masked = text("SELECT regexp_replace(t, :hidden, E'\\\\1***', 'g') FROM unnest(CAST(:texts AS text[])) t")
+    with engine.connect() as connection:
+        found = connection.scalars(masked, {"hidden": address_sql(), "texts": list(ADDRESSES)}).all()
+    assert found == list(ADDRESSES.values())

@@ -47,7 +47,7 @@ _KIND = f"coalesce(m.error_kind, '{UNCLASSIFIED}'::text)"
 
 # Only ASCII letters are alike in both cases: by the rules of a language it would take five times as long.
 _HOLDS = """strpos(lower(m.last_error COLLATE "C"), lower(%(error)s COLLATE "C")) > 0"""
-_SHOWN_ERROR = r"regexp_replace(m.last_error, %(hidden)s, '\1 ***', 'g')"
+_SHOWN_ERROR = r"regexp_replace(m.last_error, %(hidden)s, '\1***', 'g')"
 
 # The first message of the key, as it is now: the one before it may wait itself.
 _WAITS_FOR = f"""CASE WHEN m.follows AND m.status IN {OPEN} AND m.discarded_at IS NULL THEN (
@@ -189,6 +189,11 @@ _FITS = {
 }
 
 
+def address_sql() -> str:
+    """Return the pattern of addresses as PostgreSQL has it; what it finds is masked as ``\\1***``."""
+    return ADDRESS.pattern.replace(r"\b", r"\y")
+
+
 def where(criteria: InboxQuery) -> tuple[str, dict[str, Any]]:
     """Return the condition over ``{s}.consumer_message m`` that a query stands for, and its values.
 
@@ -197,7 +202,7 @@ def where(criteria: InboxQuery) -> tuple[str, dict[str, Any]]:
     condition, values = fitting(criteria, _FITS)
     if criteria.error is not None and not criteria.addresses:
         condition = condition.replace(_HOLDS, _HOLDS.replace("m.last_error", _SHOWN_ERROR))
-        values["hidden"] = ADDRESS.pattern.replace(r"\b", r"\y")
+        values["hidden"] = address_sql()
     if criteria.status:
         words = ", ".join(f"'{Status(status).value}'" for status in sorted(set(criteria.status)))
         condition += f" AND m.status IN ({words})"
