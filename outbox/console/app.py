@@ -46,7 +46,7 @@ from outbox.operator.look.redactor import Redactor
 from outbox.reader import Reader, Seconds, environment, option, variable
 from outbox.settings import ConsoleServer, Settings
 from outbox.telemetry.hooks import emit
-from outbox.text import described, summary_of, trace_of
+from outbox.text import described, summary_of, trace_of, without_addresses
 
 if TYPE_CHECKING:
     from outbox.console.connections import Source
@@ -204,6 +204,9 @@ async def answer(request: Request, error: Exception) -> Response:
     elif problem.status_code >= 400:
         kind = RequestDenied if problem.status_code in _DENIED else RequestRefused
         emit(kind(**context.facts, problem=problem.slug, detail=str(problem.detail)))
+    if context.identity and not context.addresses:
+        problem.detail = without_addresses(problem.detail)
+        problem.errors = without_addresses(list(problem.errors))
     if problem.status_code < 400:
         return Response(status_code=problem.status_code, headers=problem.headers)
     if not context.path.startswith(("/api/", "/static/", *probes.PATHS)):

@@ -234,7 +234,7 @@ class Query(Template):
 #: The fields of views that quote errors, or what came of acts.
 _TEXT_FIELDS = frozenset({
     "described", "detail", "details", "error", "error_kind", "last_error", "next", "note", "opened_because", "outcome",
-    "pause_reason", "reason", "result", "why", "worker",
+    "owner", "pause_reason", "reason", "result", "unreached", "why", "worker",
 })  # fmt: skip
 
 

@@ -314,8 +314,7 @@ class Groups(HealthViews):
                     if handler.kind in CONSUMING:
                         key = each.name, handler.topic, handler.group
                         consuming[key] = consuming.get(key, 0) + len(handler.workers)
-                found = self.shown_texts(controls_in(connection, each))
-                controls |= {(each.name, row.topic, row.group): row for row in found}
+                controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
                 for group, topic, passages, moved_at in execute(connection, _PASSAGES(each.schema))[0]:
                     moved[each.name, topic, group] = passages, moved_at
                 for group, topic, owner in execute(connection, _OWNERS(each.schema))[0]:
@@ -344,7 +343,7 @@ class Groups(HealthViews):
                     moved_at=moved_at,
                 )
                 rows.append(row)
-        return rows
+        return self.shown_texts(rows)
 
     def preview_reset(
         self, group: str, topic: str, to: Start | str, *, database: str | None = None, source: str | None = None

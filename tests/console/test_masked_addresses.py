@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from outbox import Message, Orphan, Park, Resolution, Settings
+from outbox.dispatch.dispatch_pass import dispatch_lock
 from outbox.reconcile.job import Access, Job, Pair, Window
 from outbox.reconcile.run import reconcile
 from outbox.testing import bulk, check, drain
@@ -39,7 +40,7 @@ ERRORS = (
 CLUES = r"canary|(?::|port )54329|10\.83\.7|fd00:|:7:219|\bann:|//ann"
 #: Where the framework keeps what went wrong, or what was done about it.
 SINCE = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-KEPT = ("error", "last_error", "reason", "outcome", "result", "note", "pause_reason", "opened_because")
+KEPT = ("owner", "error", "last_error", "reason", "outcome", "result", "note", "pause_reason", "opened_because")
 
 
 COLUMNS = """
@@ -121,3 +122,40 @@ def test_nothing_shows_an_address(till: Till, ask: Asker) -> None:
         if found := leaks(answer.text):
             shown[path] = found
     assert not shown, "\n".join(f"{path}: {found}" for path, found in shown.items())
+
+
+def test_a_source_that_is_not_registered(shop: Shop, ask: Asker) -> None:
+    """Its address is shown to users that see addresses alone: not in a list, nor in what refuses one."""
+    with shop.engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO outbox.message_source VALUES ('away', 1, gen_random_uuid(), :address, now())"),
+            {"address": "db.canary.internal:54329/canary_shop"},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO outbox.consumer_offset (consumer_group, topic, queue, position, starts)"
+                " VALUES (:group, 'away@1', 0, 1, 0)"
+            ),
+            {"group": GROUP},
+        )
+    http = ask(console_of(shop.outbox), "admin")
+    looks = [
+        f"{at}messages?group={GROUP}&status=unconsumed{and_}"
+        for at in ("/", "/api/v1/")
+        for and_ in ("", "&topic=away")
+    ]
+    assert all(leaks(http.ask("GET", path).text) for path in looks)
+    viewer = http.as_role("viewer")
+    assert [leaks(viewer.ask("GET", path).text) for path in looks] == [[]] * len(looks)
+
+
+def test_the_session_that_holds_a_lock(shop: Shop, ask: Asker) -> None:
+    """Its user, its client and what it calls itself are where a database is reached from."""
+    with shop.engine.connect() as connection, connection.begin():
+        connection.execute(text("SET application_name TO 'canary'"))
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": dispatch_lock("outbox")})
+        http = ask(console_of(shop.outbox), "admin")
+        (held,) = http.get("/locks").json()["items"]
+        (masked,) = http.as_role("viewer").get("/locks").json()["items"]
+    assert held["application_name"] == "canary"
+    assert (masked["user"], masked["client"], masked["application_name"]) == ("***", "***", "***")

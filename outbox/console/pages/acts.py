@@ -516,7 +516,9 @@ def _add(act: WholeAct) -> None:
         except (InvalidRequest, InvalidMessage, NotFound, ActRefused) as error:
             problem = as_problem(error)
             status = problem.status_code if problem else 422
-            return _ask_whole(view, act, pairs, set(order.fixed.split(",")), fault=str(error), status=status)
+            return _ask_whole(
+                view, act, pairs, set(order.fixed.split(",")), fault=view.operator.shown(str(error)), status=status
+            )
         count = str(done).partition(" ")[0]
         return view.done(act.name, *act.at(act.leads or act.page, values, done), count=count)
 
@@ -548,7 +550,7 @@ def _ask_whole(
                 raise
             # What can't be is asked for again, also where the link had it.
             again = {*question.inputs, *DATABASE_FIELDS, error.field}
-            question = replace(question, fault=fault or str(error), fixed=question.fixed - again)
+            question = replace(question, fault=fault or view.operator.shown(str(error)), fixed=question.fixed - again)
     refusal, key = getattr(question.preview, "refusal", ""), read(ActForm, pairs).key or uuid4().hex
     more = {"refusal": refusal, "line": _LINE, "reason": question.texts.get("reason", ""), "key": key}
     return view.page("act.html", status if question.fault else 200, act=act, question=question, **more)

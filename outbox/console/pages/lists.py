@@ -142,7 +142,7 @@ class Listing(Generic[F, T]):
             self.page = fetch(read(kind, criteria), PageRequest(paging.size, paging.after, paging.page))
             self.filter = urlencode(_readable(kind, criteria))
         except InvalidRequest as error:
-            self.fault = str(error)
+            self.fault = view.operator.shown(str(error))
         here = view.context.url(*view.context.path.strip("/").split("/"))
         size = [("size", str(paging.size))] if paging.size != Paging().size else []
 

@@ -24,7 +24,7 @@ from outbox.errors import ActRefused, DatabaseUnreached
 from outbox.operator.databases import OverDatabases
 from outbox.operator.health import sql
 from outbox.operator.health.sql import WORKERS
-from outbox.text import topic_of
+from outbox.text import MASK, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -307,6 +307,8 @@ class LockViews(OverDatabases):
     def locks(self, database: str | None = None) -> list[LockRow]:
         """Return which of our locks are held at this moment, and by which sessions, longest first.
 
+        A session's user, client and application are an address.
+
         Only sessions that the role of this connection may see: its own role's, or with pg_monitor all.
 
         Raises:
@@ -317,6 +319,8 @@ class LockViews(OverDatabases):
             with each.read_only() as connection:
                 held = held_locks(partial(execute, connection), each.schema, each.parts, 0.0)
             rows += [LockRow(**dataclasses.asdict(lock), database=each.name) for lock in held]
+        if not self.addresses:
+            rows = [dataclasses.replace(row, user=MASK, client=MASK, application_name=MASK) for row in rows]
         return sorted(rows, key=lambda row: -row.age)
 
     def lock_of(self, session: str, database: str | None = None) -> LockRow:

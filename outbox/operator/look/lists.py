@@ -85,7 +85,7 @@ class Lists(OverDatabases):
         if check_messages(criteria).header is not None or criteria.body is not None:
             CALLER.get().search()
         if criteria.group is not None:
-            return unconsumed(self.databases, criteria, page)
+            return self.shown_texts(unconsumed(self.databases, criteria, page))
         search = partial(BodySearch, len(self.databases.having("producer", criteria.database)), self.masking)
         return self.shown_texts(page_of(self.databases, "producer", criteria, page, _BY_ID, read))
 
