@@ -110,8 +110,6 @@ def show_work(
         known = [dict(zip(names, row, strict=True)) for row in rows if any(value is not None for value in row[1:])]
         seconds = {name: lambda row, name=name: age(row[name]) for name in ("p50", "p95")}
         print_as(form, {"items": series}, rows_table("minute consumed> failed> p50> p95>", known, **seconds))
-        if not known:
-            say(f"no sample of the last {window} knows group {group!r} of topic {topic!r}; see: outbox group list")
 
 
 add_acts(group_app, "group")

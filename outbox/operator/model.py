@@ -490,14 +490,15 @@ class BulkOutcome:
 
     ``items`` are those that were done, as far as they are counted. ``counts`` has in how many groups (or, where the act
     was one at the producer, how many messages) it is so by now, by the status of a `FateSince`. ``errors`` are the
-    kinds of errors of those that failed or are parked, the most frequent first. ``unreached`` are databases that
-    couldn't be read: what became of messages in them isn't counted.
+    kinds of errors of those that failed or are parked, the most frequent first, and there are ``more_kinds``.
+    ``unreached`` are databases that couldn't be read: what became of messages in them isn't counted.
     """
 
     items: Total
     counts: dict[str, int]
     errors: dict[str, int]
     unreached: list[str]
+    more_kinds: int
 
     def verdict_of(self, job: BulkJob) -> str:
         """Return how a bulk job is to be taken: its state, or what became of its messages once it was done."""

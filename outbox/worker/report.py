@@ -66,10 +66,12 @@ RETURNING sampled_at::text
 #: Write the statistics, as JSON, of a minute.
 _WRITE_SAMPLE = Template("UPDATE {s}.stats_sample SET stats = %s::jsonb WHERE sampled_at = %s::timestamptz")
 
+# One that a clock wrote that was ahead isn't newer for as long.
 #: The newest sample. Rows: ``(statistics as JSON text, age in s)``.
 _NEWEST_SAMPLE = Template("""
 SELECT stats::text, extract(epoch FROM clock_timestamp() - sampled_at)::float8
-  FROM {s}.stats_sample WHERE stats ? 'topics' ORDER BY sampled_at DESC LIMIT 1
+  FROM {s}.stats_sample WHERE stats ? 'topics' AND sampled_at < clock_timestamp() + interval '2 minutes'
+ ORDER BY sampled_at DESC LIMIT 1
 """)
 
 #: Delete the row of a worker that ends in order.

@@ -46,7 +46,7 @@ def listed(cli: Cli) -> dict[str, Any]:
 def test_work_by_the_minute(engine: Engine, cli: Cli) -> None:
     """What the handlers did is a row for each minute that a sample knows of; without one that is said."""
     nothing = cli("group", "work", "g", "t")
-    assert (nothing.code, "no sample of the last 1h knows group 'g'" in nothing.err) == (Code.DONE, True)
+    assert (nothing.code, "no group 'g' of topic 't' is known" in nothing.err) == (Code.NOT_FOUND, True)
     done = {"done": 90.0, "failed": 3.0, "calls": {str(bisect_left(BOUNDS, 2.0)): 90}}
     sample(engine, this_minute(engine) - dt.timedelta(minutes=5), {}, work={"t": {"g": done}})
     consumed, failed, p50, p95 = cli("group", "work", "g", "t", "-o", "json").json["items"]

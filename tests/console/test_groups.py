@@ -233,7 +233,7 @@ def test_what_a_group_did_minute_by_minute(acting: Http, visitor: Visitor, shop:
     """A minute's column leads to its messages; where no sample is, the chart has a gap, and the table a dash."""
     minute = this_minute(shop.engine) - dt.timedelta(minutes=5)
     done = {"done": 40.0, "failed": 2.0, "calls": {str(bisect_left(BOUNDS, 0.02)): 42}}
-    sample(shop.engine, minute, {}, work={TOPIC: {GROUP: done}})
+    sample(shop.engine, minute, {}, work={TOPIC: {GROUP: done}, "a/b": {GROUP: done}})
     found = {each["name"]: each for each in acting.get(f"/groups/{GROUP}/{TOPIC}/work").json()}
     at = [dt.datetime.fromisoformat(each) for each in found["p50"]["times"]].index(minute)
     assert [found[name]["values"][at] for name in ("consumed", "failed")] == [40.0, 2.0]
@@ -249,3 +249,8 @@ def test_what_a_group_did_minute_by_minute(acting: Http, visitor: Visitor, shop:
     assert [tag.get("href") for name, tag in page.tags if name == "a"].count(leads) == 4
     assert "consumed: unknown" in page.text and "consumed: 40 messages/min" in page.text
     assert visitor.go(f"/groups/{GROUP}/{TOPIC}?window=2y").status == 422
+    # A topic may have a slash in its name.
+    assert visitor.go(f"/groups/{GROUP}/a%2Fb").status == 200
+    assert len(acting.get(f"/groups/{GROUP}/a%2Fb/work").json()) == 4
+    statuses = {visitor.go(f"/groups/{GROUP}/nope").status, acting.get(f"/groups/{GROUP}/nope/work").status_code}
+    assert statuses == {404}

@@ -68,7 +68,7 @@ def test_big_numbers_need_no_fraction() -> None:
 )
 def test_a_bulk_job_is_taken_by_what_came_of_it(state: str, counts: dict[str, int], verdict: str, tone: str) -> None:
     """That it was done says nothing of whether it has helped."""
-    outcome = BulkOutcome(Total(3), counts, {"E": 1} if "parked" in counts else {}, [])
+    outcome = BulkOutcome(Total(3), counts, {"E": 1} if "parked" in counts else {}, [], 0)
     now = dt.datetime.now(dt.UTC)
     ended, cancelled = (None if state == "running" else now), (now if state == "cancelled" else None)
     job = SimpleNamespace(state=state, finished_at=ended, cancelled_at=cancelled)

@@ -122,7 +122,7 @@ def test_a_bulk_job_tells_what_became_of_its_messages(shop: Shop) -> None:
     """Its outcome is counted, each item has its own, and the kinds of errors are named."""
     ids = parked(shop, *range(6))
     job = shop.operator.start("retry", Selector(tuple(Target(each, GROUP) for each in ids)), by="ann", why="mended")
-    assert shop.operator.bulk_outcome(job.id) == BulkOutcome(Total(0), {}, {}, [])
+    assert shop.operator.bulk_outcome(job.id) == BulkOutcome(Total(0), {}, {}, [], 0)
     bulk(shop.consumer)
     assert shop.operator.bulk_outcome(job.id).counts == {"pending": 6}
     shop.ill, shop.again = {0, 1}, True
@@ -159,7 +159,7 @@ def test_a_database_that_is_away_is_named(shop: Shop) -> None:
     bulk(shop.producer)
     nowhere = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
     shop.databases["b"] = replace(shop.databases["b"], engine=nowhere)
-    assert shop.operator.bulk_outcome(job.id) == BulkOutcome(Total(2), {}, {}, ["b"])
+    assert shop.operator.bulk_outcome(job.id) == BulkOutcome(Total(2), {}, {}, ["b"], 0)
 
 
 def test_the_audit_of_a_bulk_job_is_its_order_and_its_end(shop: Shop) -> None:

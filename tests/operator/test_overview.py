@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine
 from outbox import Outbox, Park, Retry, Settings
 from outbox.consumer.meter import BOUNDS
 from outbox.database.identity import renew
-from outbox.errors import InvalidRequest, UnknownDatabase
+from outbox.errors import InvalidRequest, NotFound, UnknownDatabase
 from outbox.operator.databases import Database, Databases
 from outbox.operator.health import overview
 from outbox.operator.health.overview import HealthViews
@@ -200,6 +200,21 @@ def test_longer_windows(engine: Engine, window: str) -> None:
     assert values.count(None) <= 14
 
 
+def test_a_sample_that_failed_is_stood_in_for(engine: Engine) -> None:
+    """Where the first sample of a step couldn't be taken, the next one stands for it."""
+    sql(
+        engine,
+        """INSERT INTO outbox.stats_sample
+           SELECT t, CASE WHEN extract(minute FROM t)::int % 5 = 0 THEN '{"error": "canceled"}' ELSE jsonb_build_object(
+                  'at', t, 'totals', jsonb_build_object('messages', extract(epoch FROM t)::int8 / 60)) END
+             FROM generate_series(date_trunc('minute', clock_timestamp()) - interval '7 hours',
+                                  clock_timestamp() - interval '1 minute', interval '1 minute') t""",
+    )
+    values = {each.name: each.values for each in overview_of("6h", bank=engine).series}["throughput"]
+    assert {1.0} <= set(values) <= {1.0, None}
+    assert values.count(None) <= 1
+
+
 def test_a_window_that_is_none(engine: Engine) -> None:
     """The error names those that are."""
     with pytest.raises(InvalidRequest, match="1h, 6h, 24h, 7d"):
@@ -238,7 +253,8 @@ def test_the_work_of_a_group_by_minute(engine: Engine) -> None:
     }
     assert [each is None for each in found["p50"].values[at - 2 : at + 2]] == [True, True, False, True]
     assert [found[name].values[at] for name in ("p50", "p95")] == pytest.approx([0.01, 2.0], rel=0.25)
-    assert all(each is None for one in health.work("paid", "nobody") for each in one.values)
+    with pytest.raises(NotFound, match="no group 'nobody' of topic 'paid' is known"):
+        health.work("paid", "nobody")
     with pytest.raises(InvalidRequest, match="window"):
         health.work("paid", "mail", window="2y")
     with pytest.raises(UnknownDatabase):

@@ -87,6 +87,14 @@ def test_a_counter_that_goes_back_tells_nothing() -> None:
     assert made({"a": taken(100, 5, 15)})["throughput"] == [None, 10]
 
 
+def test_what_goes_back_and_on_between_two_moments() -> None:
+    """A longer step doesn't see each sample: the sums tell that it isn't known what came in it."""
+    samples = summed(taken(1000, 0, 1500, 1560))
+    times = [NOON, NOON + dt.timedelta(minutes=2), NOON + dt.timedelta(minutes=3)]
+    found = {each.name: each.values for each in series(times, {"a": [samples[0], *samples[2:]]}, lambda *_: None)}
+    assert found["throughput"] == found["throughput/paid"] == [None, 60]
+
+
 def test_what_is_new_or_deleted_makes_no_peak_in_all() -> None:
     """A group that begins at the end of its topic, and one that is deleted, change no sum of what was consumed."""
     groups = [{"mail": 10}, {"mail": 14, "new": 1_000_000}, {"mail": 15, "new": 1_000_002}, {"new": 1_000_003}]

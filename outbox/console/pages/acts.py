@@ -516,9 +516,8 @@ def _add(act: WholeAct) -> None:
         except (InvalidRequest, InvalidMessage, NotFound, ActRefused) as error:
             problem = as_problem(error)
             status = problem.status_code if problem else 422
-            return _ask_whole(
-                view, act, pairs, set(order.fixed.split(",")), fault=view.operator.shown(str(error)), status=status
-            )
+            fixed, fault = set(order.fixed.split(",")), view.operator.shown(str(error))
+            return _ask_whole(view, act, pairs, fixed, fault=fault, status=status)
         count = str(done).partition(" ")[0]
         return view.done(act.name, *act.at(act.leads or act.page, values, done), count=count)
 

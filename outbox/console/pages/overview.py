@@ -107,7 +107,7 @@ def overview(view: View, window: str = "1h") -> Response:
     return view.page("overview.html", rows.status, overview=found, list=rows, **shown)
 
 
-@router.get("/groups/{group}/{topic}")
+@router.get("/groups/{group}/{topic:path}")
 def group_work(view: View, group: str, topic: str, window: str = "1h", database: str | None = None) -> Response:
     """Show what the handlers of a group did in each minute, or in one of each step: a column leads to its messages."""
     *counts, p50, p95 = view.operator.work(topic, group, database, window)
@@ -181,7 +181,7 @@ def charts(series: Sequence[Series]) -> list[Chart]:
     lags = sorted((one for one in series if one.name.startswith("lag/")), key=lambda one: -(_last(one.values) or 0))
     groups = []
     for one in lags[:_GROUPS_DRAWN]:
-        _, topic, group = one.name.split("/", 2)
+        topic, _, group = one.name.removeprefix("lag/").rpartition("/")
         groups.append(replace(one, name=f"{group} of {topic}"))
     in_inboxes = named(failed="retrying", dead="parked")
     decided = named(committed="committed", rolled_back="rolled back", checks="checks")

@@ -226,18 +226,20 @@ class BulkJobs(OverDatabases):
         Raises:
             NotFound: no registered database has it.
         """
-        database, limit = self._database_of_job(bulk_job_id), _FATES
-        values = {"id": bulk_job_id, "state": model.BulkItemState.DONE, "after": 0, "limit": limit}
+        database = self._database_of_job(bulk_job_id)
+        values = {"id": bulk_job_id, "state": model.BulkItemState.DONE, "after": 0, "limit": _FATES + 1}
         with database.read_only() as connection:
-            items = [model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)]
+            every = [model.BulkItem(*row) for row in query(connection, database.schema, sql.ITEMS, **values)]
+        items = every[:_FATES]
         since, unreached = self._fates_of(database, items)
         found = [fate for each in since for fate in each]
         errors = Counter(fate.error_kind for fate in found if fate.error_kind and fate.status != "discarded")
         return model.BulkOutcome(
-            model.Total(len(items), "gte" if len(items) == limit else "eq"),
+            model.Total(len(items), "gte" if len(every) > len(items) else "eq"),
             dict(Counter(fate.status for fate in found).most_common()),
             dict(errors.most_common(_ERRORS)),
             unreached,
+            max(len(errors) - _ERRORS, 0),
         )
 
     def _fates_of(

@@ -22,7 +22,7 @@ from outbox.database import migration
 from outbox.database.execute import Row, Statement, execute
 from outbox.database.migration import chain
 from outbox.database.sql import NOW
-from outbox.errors import DatabaseUnreached, SchemaError
+from outbox.errors import DatabaseUnreached, NotFound, SchemaError
 from outbox.operator.databases import read_each
 from outbox.operator.health import inspections, sql, stats, workers
 from outbox.operator.health.attention import by_weight
@@ -391,12 +391,12 @@ def _tiles(
 
 def _throughput(reached: Sequence[DatabaseHealth]) -> float | None:
     """Return how many messages a minute there were since the newest sample that is at least a minute old."""
-    rates = []
+    rates: list[float | None] = []
     for each in reached:
         if each.numbers.topics and each.before is None:
             return None
-        rates += [each.sent(topic) or 0.0 for topic in each.numbers.topics]
-    return sum(rates) if rates else None
+        rates += [each.sent(topic) for topic in each.numbers.topics]
+    return None if None in rates or not rates else sum(filter(None, rates))
 
 
 # --- processes and their system ------------------------------------------------------------------------------------
@@ -581,20 +581,29 @@ class HealthViews(Silences):
             InvalidRequest: there is no such window.
             UnknownDatabase: no database of that name.
             DatabaseUnreached: a database that may have the group can't be read.
+            NotFound: neither an offset nor a sample knows the group.
         """
         times: list[dt.datetime] = []
 
+        is_known = False
+
         def read(connection: Connection, each: Database) -> list[Row]:
+            nonlocal is_known
             ((now,),) = execute(connection, NOW)[0]
             times[:] = times or stats.moments(window, now)[1:]
             path = ["work", topic, group]
-            return execute(connection, stats.SAMPLES(each.schema, edges=times, within=_within(window), path=path))[0]
+            samples = stats.SAMPLES(each.schema, edges=times, within=_within(window), path=path)
+            rows, offsets = execute(connection, samples, stats.HAS_OFFSET(each.schema, group=group, topic=topic))
+            is_known |= bool(offsets) or any(text for (text,) in rows)
+            return rows
 
         unreached = self.databases.away_for(database)
         found = read_each(self.databases.having("consumer", database), read, unreached)
         if unreached:
             # A sum without what is there would be too low.
             raise DatabaseUnreached(unreached)
+        if not is_known:
+            raise NotFound(f"no group {group!r} of topic {topic!r} is known; see those of: outbox group list")
         minutes = zip(*([text and json.loads(text) for (text,) in rows] for rows in found.values()), strict=True)
         return stats.work(times, [workers.joined(filter(None, each)) for each in minutes])
 

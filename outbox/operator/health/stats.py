@@ -308,13 +308,14 @@ def _add_lags(
 
 # --- over time ---------------------------------------------------------------------------------------------------
 
-#: The first sample at or after each of these moments, ``within`` seconds, and of it what is at a ``path``, empty for
-#: all. Rows: one for each moment, in order: ``(statistics as JSON or NULL,)``.
+#: The first sample at or after each of these moments, ``within`` seconds, that was taken, and of it what is at a
+#: ``path``. Rows: one for each moment, in order: ``(statistics as JSON or NULL,)``.
 SAMPLES = Template("""
 SELECT (s.stats #> %(path)s::text[])::text
   FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
   LEFT JOIN LATERAL (SELECT stats FROM {s}.stats_sample
                       WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)
+                        AND totals ? 'at'
                       ORDER BY sampled_at LIMIT 1) s ON true
  ORDER BY e.number
 """)
@@ -327,12 +328,12 @@ _PARTS = """coalesce(
 #: The same of each of these moments in all, and of these ``topics``, and the ``groups`` of topics of these names. Rows:
 #: one for each moment, in order: ``(sample as JSON or NULL,)``.
 SAMPLES_OF = Template(f"""
-SELECT CASE WHEN s.totals ? 'at' THEN (s.totals || jsonb_build_object(
-                 'topics', {_PARTS.format(kind="topics")},
-                 'groups', {_PARTS.format(kind="groups")}))::text END
+SELECT (s.totals || jsonb_build_object('topics', {_PARTS.format(kind="topics")},
+                                       'groups', {_PARTS.format(kind="groups")}))::text
   FROM unnest(%(edges)s::timestamptz[]) WITH ORDINALITY e (edge, number)
   LEFT JOIN LATERAL (SELECT totals, stats FROM {{s}}.stats_sample
                       WHERE sampled_at >= edge AND sampled_at < edge + make_interval(secs => %(within)s)
+                        AND totals ? 'at'
                       ORDER BY sampled_at LIMIT 1) s ON true
  CROSS JOIN LATERAL (SELECT s.stats || '{{}}' AS whole OFFSET 0) w
  ORDER BY e.number
@@ -347,6 +348,13 @@ SELECT (SELECT stats::text FROM {s}.stats_sample
          ORDER BY sampled_at DESC LIMIT 1),
        (SELECT stats::text FROM {s}.stats_sample
          WHERE sampled_at >= %(since)s::timestamptz AND totals ? 'at' ORDER BY sampled_at LIMIT 1)
+""")
+
+#: Find an offset of a group in a topic, from whichever source. Rows: one, or none.
+HAS_OFFSET = Template("""
+SELECT 1 FROM {s}.consumer_offset
+ WHERE consumer_group = %(group)s
+   AND (topic = %(topic)s OR topic > %(topic)s || '@' AND topic < %(topic)s || 'A') LIMIT 1
 """)
 
 #: For each window: how long it is, and the step of its values (seconds).
@@ -398,7 +406,7 @@ class StatsSample:
     at: dt.datetime
     topics: Mapping[str, Mapping[str, Any]]
     groups: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    totals: Mapping[str, float]
+    totals: Mapping[str, Any]
 
     @classmethod
     def read(cls, text: str | None) -> StatsSample | None:
@@ -445,13 +453,14 @@ OverTime = Sequence[StatsSample | None]
 Samples = Mapping[str, OverTime]
 
 
-def totals(sample: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, float]:
+def totals(sample: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the numbers of a sample in all; a counter grows by what its parts have grown since ``before``.
 
     So neither a group that begins at the end of its topic nor one that is deleted makes a peak. Where all parts have
-    gone back the counter begins anew, and the next rate isn't known.
+    gone back the counter stays, and ``back``, how often that has happened to each, tells that the rate isn't known.
     """
-    found: dict[str, float] = {}
+    past_totals = (before or {}).get("totals", {})
+    found: dict[str, Any] = {"back": dict(past_totals.get("back", {}))}
     for kind in _KINDS:
         parts = _parts(kind, sample)
         if not kind.total or not parts:
@@ -465,7 +474,9 @@ def totals(sample: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[
             known = [part for part in numbers if part in past or not kind.of_groups]
             grown = [numbers[part] - past.get(part, {}).get(kind.number, 0) for part in known]
             more = [each for each in grown if each >= 0]
-            found[kind.number] = before.get("totals", {}).get(kind.number, 0) + sum(more) if more or not grown else 0
+            found[kind.number] = past_totals.get(kind.number, 0) + sum(more)
+            if grown and not more:
+                found["back"][kind.number] = found["back"].get(kind.number, 0) + 1
     return found
 
 
@@ -572,7 +583,7 @@ def _of(samples: OverTime, topic: str, group: str | None = None) -> list[_Counts
 
 def _numbers(kind: _Kind, samples: OverTime, known: Sequence[_Counts | None]) -> Values:
     values: Values = [None if each is None else each.get(kind.number, 0) for each in known]
-    return _rates(samples, values) if kind.rate else values
+    return _rates(samples, values, kind.number) if kind.rate else values
 
 
 def counts(sample: StatsSample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
@@ -583,14 +594,17 @@ def counts(sample: StatsSample | None, topic: str, group: str | None = None) -> 
     return sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
 
 
-def _rates(samples: OverTime, counts: Values) -> Values:
+def _rates(samples: OverTime, counts: Values, number: str) -> Values:
     rates: Values = [None]
     for (before, earlier), (after, later) in itertools.pairwise(zip(samples, counts, strict=True)):
-        if before is None or after is None or earlier is None or later is None or later < earlier:
+        if before is None or after is None or earlier is None or later is None:
             rates.append(None)
-        else:
-            minutes = (after.at - before.at).total_seconds() / 60
-            rates.append((later - earlier) / minutes if minutes > 0 else None)
+            continue
+        minutes = (after.at - before.at).total_seconds() / 60
+        # Between the two it may have gone back, and beyond where it was again.
+        restarts = {each.totals.get("back", {}).get(number) for each in (before, after)}
+        is_known = minutes > 0 and later >= earlier and len(restarts) == 1
+        rates.append((later - earlier) / minutes if is_known else None)
     return rates
 
 
