@@ -45,6 +45,14 @@ def test_messages_are_filtered(visitor: Visitor, query: str, wanted: list[str]) 
     assert keys(visitor.go(f"messages?{query}")) == wanted
 
 
+def test_what_producers_have_not_learnt_is_in_the_inboxes(visitor: Visitor) -> None:
+    """A producer that knows no group finds nothing parked: the page leads to where all of it is."""
+    page = visitor.go(f"messages?status=parked&topic={TOPIC}")
+    assert keys(page) == []
+    assert visitor.go(page.link("What the inboxes have now")).rows
+    assert parse_qs(urlsplit(visitor.at).query) == {"status": ["parked"], "topic": [TOPIC]}
+
+
 def test_a_filter_is_filled_in_and_sent(visitor: Visitor) -> None:
     """The form is a GET: what was looked for is in the URL, in the fields again, and can be taken away."""
     form = next(form for form in visitor.go("messages").forms if form.action == "/messages")
