@@ -102,7 +102,8 @@ INSERT ON audit"""
 #: What the statistics of a part are counted from.
 COUNTED_PRODUCER = """SELECT ON half_message half_check topic_total op_message message scheduled_message
 SELECT ON dispatch_cursor topic delivery saga saga_command"""
-COUNTED_CONSUMER = """SELECT ON consumer_message consumer_offset log_loss message_source reconciliation_run"""
+COUNTED_CONSUMER = """
+SELECT ON consumer_message consumer_offset consumer_passage log_loss message_source reconciliation_run"""
 
 _NEED = re.compile(r"([A-Z]+)(?:\(([a-z_ ]+)\))?")
 

@@ -95,6 +95,16 @@ def test_what_goes_back_and_on_between_two_moments() -> None:
     assert found["throughput"] == found["throughput/paid"] == [None, 60]
 
 
+def test_what_a_group_was_moved_over_is_not_consumed() -> None:
+    """An operator that has a group skip a backlog makes no rate of it, and neither does one that moves it back."""
+    moved = taken(10, 20, group="mail")
+    moved += taken(1020, 1030, group="mail", moves=1)
+    moved += taken(500, 2030, group="mail", moves=2)
+    samples = [each and replace(each, at=NOON + dt.timedelta(minutes=n)) for n, each in enumerate(moved)]
+    values = made({"a": samples})
+    assert values["consumed"] == values["consumed/paid/mail"] == [10, None, 10, None, 1530]
+
+
 def test_what_is_new_or_deleted_makes_no_peak_in_all() -> None:
     """A group that begins at the end of its topic, and one that is deleted, change no sum of what was consumed."""
     groups = [{"mail": 10}, {"mail": 14, "new": 1_000_000}, {"mail": 15, "new": 1_000_002}, {"new": 1_000_003}]

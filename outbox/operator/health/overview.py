@@ -173,6 +173,13 @@ class DatabaseHealth(Subject):
         more = float(now - counts.get(name, 0))
         return more / ((self.numbers.at - self.before.at).total_seconds() / 60) if more >= 0 else None
 
+    def consumed(self, group: stats.GroupStats) -> float | None:
+        """Return how many messages a minute a group consumed lately; what an operator had it pass by is no such."""
+        before = stats.counts(self.before, group.topic, group.group) or {}
+        if before.get("moves", 0) != group.moves:
+            return None
+        return self.grown(group.consumed, "consumed", group.topic, group.group)
+
     def sent(self, topic: stats.TopicStats) -> float | None:
         """Return how many messages a minute came into a topic lately."""
         return self.grown(topic.messages or 0, "messages", topic.topic)
@@ -275,7 +282,7 @@ def _add_paces(topics: Iterable[TopicLag], reached: Mapping[str, DatabaseHealth]
     for topic in topics:
         sent = None if topic.messages is None else reached[topic.database].sent(topic)
         for group in topic.groups:
-            group.rate = reached[group.database].grown(group.consumed, "consumed", group.topic, group.group)
+            group.rate = reached[group.database].consumed(group)
             if group.lag and group.rate is not None and sent is not None and group.rate > sent:
                 group.eta = group.lag / (group.rate - sent) * 60
 

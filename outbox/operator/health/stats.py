@@ -26,6 +26,7 @@ from outbox.database.sql import NOW, plan_by_index, read_only
 from outbox.dispatch.sql import Cursor, newest_cursor
 from outbox.errors import InvalidRequest
 from outbox.message.model import Status, behind, number_of
+from outbox.operator.databases import Query
 from outbox.operator.health import sql
 from outbox.operator.health.rules import IN_ORDER, LIMIT, Thresholds
 from outbox.text import feed_of, topic_of
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 
     from outbox.settings import Settings
 
+#: How often operators have moved groups in a queue: a part of `GroupStats`.
+_MOVES = Query("""
+-- group topic moves
+SELECT consumer_group, topic, count(*) FROM {s}.consumer_passage GROUP BY 1, 2
+""")
+
 _IN_SAMPLE_OF_TOPIC = (
     "messages", "committed", "rolled_back", "checks", "undecided", "parked", "orphans", "undispatched",
     "oldest_undispatched", "scheduled", "exhausted", "capped",
@@ -42,7 +49,7 @@ _IN_SAMPLE_OF_TOPIC = (
 _IN_SAMPLE_OF_SAGA = ("open", "compensating", "overdue", "oldest_overdue", "capped")
 _IN_SAMPLE_OF_GROUP = (
     "consumed", "lag", "oldest_lag", "failed", "waiting", "taken", "parked", "paused", "breaker_open",
-    "differences", "unfollowed", "capped",
+    "differences", "unfollowed", "moves", "capped",
 )  # fmt: skip
 
 
@@ -100,6 +107,7 @@ class GroupStats:
     and the producer has lost; ``lost_id`` is one, found with the others ``newest_loss`` seconds ago.
     ``differences``: what the reconciliation that follows the log knows to differ now, with a backlog past the grace
     period; ``unfollowed``: its last pass ended so many seconds ago. Both are None where none follows.
+    ``moves``: how often an operator has moved it in a queue; what it then passed by, it hasn't consumed.
     """
 
     group: str
@@ -123,6 +131,7 @@ class GroupStats:
     lost_id: UUID | None = None
     differences: int | None = None
     unfollowed: float | None = None
+    moves: int = 0
     capped: list[str] = field(default_factory=list)
 
 
@@ -213,15 +222,16 @@ def stats(connection: Connection, settings: Settings, parts: Collection[str], *,
             full = sum(row["open"] for row in rows) >= LIMIT
             sagas = [SagaStats(**row, capped=["open", "compensating", "overdue"] if full else []) for row in rows]
         if "consumer" in parts:
-            offsets, failed, lost, followed = execute(
+            offsets, failed, lost, followed, moved = execute(
                 connection,
                 sql.OFFSETS(schema),
                 sql.FAILURES(schema, retry=limits.retry, limit=LIMIT),
                 sql.LOSSES(schema, lost=limits.lost),
                 sql.FOLLOWED(schema, in_order=sorted(IN_ORDER)),
+                _MOVES(schema),
             )
             parts_of: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
-            for row in (*sql.LOSSES.named(lost), *sql.FOLLOWED.named(followed)):
+            for row in (*sql.LOSSES.named(lost), *sql.FOLLOWED.named(followed), *_MOVES.named(moved)):
                 parts_of[row["group"], row["topic"]] |= row
             groups = [
                 GroupStats(
@@ -456,8 +466,8 @@ Samples = Mapping[str, OverTime]
 def totals(sample: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the numbers of a sample in all; a counter grows by what its parts have grown since ``before``.
 
-    So neither a group that begins at the end of its topic nor one that is deleted makes a peak. Where all parts have
-    gone back the counter stays, and ``back``, how often that has happened to each, tells that the rate isn't known.
+    So neither a group that begins at the end of its topic, nor one that is moved or deleted makes a peak. Where all
+    have gone back the counter stays; ``back``, how often that has happened to each, tells that the rate isn't known.
     """
     past_totals = (before or {}).get("totals", {})
     found: dict[str, Any] = {"back": dict(past_totals.get("back", {}))}
@@ -471,13 +481,18 @@ def totals(sample: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[
         else:
             past = _parts(kind, before)
             # A topic that wasn't there had no messages. A group that wasn't there may begin anywhere.
-            known = [part for part in numbers if part in past or not kind.of_groups]
+            known = [part for part in numbers if _goes_on(past.get(part), parts[part]) or not kind.of_groups]
             grown = [numbers[part] - past.get(part, {}).get(kind.number, 0) for part in known]
             more = [each for each in grown if each >= 0]
             found[kind.number] = past_totals.get(kind.number, 0) + sum(more)
-            if grown and not more:
+            if not more and past.keys() & numbers.keys():
                 found["back"][kind.number] = found["back"].get(kind.number, 0) + 1
     return found
+
+
+def _goes_on(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> bool:
+    """Tell whether a group was there, and wasn't moved by an operator since."""
+    return before is not None and before.get("moves") == after.get("moves")
 
 
 def _parts(kind: _Kind, sample: Mapping[str, Any]) -> Mapping[object, Mapping[str, Any]]:
@@ -583,7 +598,12 @@ def _of(samples: OverTime, topic: str, group: str | None = None) -> list[_Counts
 
 def _numbers(kind: _Kind, samples: OverTime, known: Sequence[_Counts | None]) -> Values:
     values: Values = [None if each is None else each.get(kind.number, 0) for each in known]
-    return _rates(samples, values, kind.number) if kind.rate else values
+    if not kind.rate:
+        return values
+    # Between two moments it may have gone back, and beyond where it was again; or an operator has moved the group.
+    restarts = [sample and sample.totals.get("back", {}).get(kind.number) for sample in samples]
+    moves = [None if each is None else each.get("moves") for each in known]
+    return _rates(samples, values, list(zip(restarts, moves, strict=True)))
 
 
 def counts(sample: StatsSample | None, topic: str, group: str | None = None) -> Mapping[str, Any] | None:
@@ -594,16 +614,16 @@ def counts(sample: StatsSample | None, topic: str, group: str | None = None) -> 
     return sample.topics.get(topic, {}) if group is None else sample.groups.get(topic, {}).get(group)
 
 
-def _rates(samples: OverTime, counts: Values, number: str) -> Values:
+def _rates(samples: OverTime, counts: Values, marks: Sequence[object]) -> Values:
+    """Return by how much a minute counts have grown, where they are known, and ``marks`` are the same."""
     rates: Values = [None]
-    for (before, earlier), (after, later) in itertools.pairwise(zip(samples, counts, strict=True)):
+    each_pair = itertools.pairwise(zip(samples, counts, marks, strict=True))
+    for (before, earlier, mark), (after, later, same_mark) in each_pair:
         if before is None or after is None or earlier is None or later is None:
             rates.append(None)
             continue
         minutes = (after.at - before.at).total_seconds() / 60
-        # Between the two it may have gone back, and beyond where it was again.
-        restarts = {each.totals.get("back", {}).get(number) for each in (before, after)}
-        is_known = minutes > 0 and later >= earlier and len(restarts) == 1
+        is_known = minutes > 0 and later >= earlier and mark == same_mark
         rates.append((later - earlier) / minutes if is_known else None)
     return rates
 
