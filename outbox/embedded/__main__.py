@@ -20,16 +20,19 @@ from outbox.errors import EmbeddedError
 
 def main() -> int:
     """Run the command; return its exit code, or 69 where there is no PostgreSQL."""
-    parser = argparse.ArgumentParser(prog="python -m outbox.embedded", description=__doc__)
+    usage = "%(prog)s [-h] [--folder FOLDER] database [-- command ...]"
+    parser = argparse.ArgumentParser(prog="python -m outbox.embedded", description=__doc__, usage=usage)
     parser.add_argument("database", help="The name of the database; it is created if it isn't there.")
     parser.add_argument("--folder", type=Path, help="Keep the data in this folder. Default: gone at the end.")
-    parser.add_argument("command", nargs="*", help="After --: what to run. Default: your shell.")
-    options = parser.parse_args()
-    command = options.command or [os.environ.get("SHELL", "/bin/sh")]
+    parser.epilog = "The command is run in place of your shell."
+    # Wherever its options stand: argparse takes no more of them once it has seen the database.
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    own, given = sys.argv[1:end], sys.argv[end + 1 :]
+    options, command = parser.parse_args(own), given or [os.environ.get("SHELL", "/bin/sh")]
     try:
         with server([options.database], folder=options.folder) as postgres:
             url = postgres.url(options.database)
-            if not options.command:
+            if not given:
                 print(f"{URL_VARIABLE} is set in this shell; leave it (exit) to stop PostgreSQL", file=sys.stderr)  # noqa: T201 - a command's own words
             # Ctrl-C is for the command, where it means what it always does; PostgreSQL is stopped when that ends.
             signal.signal(signal.SIGINT, lambda *_: None)

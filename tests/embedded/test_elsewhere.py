@@ -142,12 +142,13 @@ def test_import_needs_neither_sqlalchemy_nor_psycopg() -> None:
     subprocess.run([sys.executable, "-c", script, str(PROJECT / "outbox")], check=True)
 
 
-def test_a_command_with_a_database_of_its_own() -> None:
+def test_a_command_with_a_database_of_its_own(tmp_path: Path) -> None:
     """`python -m outbox.embedded` runs a command with a PostgreSQL that ends with it, and leaves with its exit code."""
     script = 'import os, psycopg; url = os.environ["OUTBOX_DATABASE_URL"].replace("+psycopg", ""); psycopg.connect(url)'
     code = f"{script}; print(url); raise SystemExit(7)"
     environment = {name: value for name, value in os.environ.items() if name != "OUTBOX_DATABASE_URL"}
-    command = [sys.executable, "-m", "outbox.embedded", "shop", "--", sys.executable, "-c", code]
+    where = ["shop", "--folder", str(tmp_path)]  # options stand before or behind the database
+    command = [sys.executable, "-m", "outbox.embedded", *where, "--", sys.executable, "-c", code]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 7, ran.stderr
     url = ran.stdout.strip()
