@@ -18,7 +18,7 @@ from outbox.acts.changes import Actor, Target, apply, requested
 from outbox.acts.messages import ACTS
 from outbox.database.decision import already
 from outbox.database.execute import Template, execute
-from outbox.database.sql import plan_by_index
+from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.errors import OutboxBusy, OutboxError
 from outbox.message.content import ENCODING_HEADER
 from outbox.message.model import Decision, Preparation, Resolution
@@ -40,6 +40,8 @@ _PATIENCE = 0.05
 #: How long (seconds) a message waits for others, and how large one transaction may get.
 _GATHER = 0.002
 _MOST_ITEMS, _MOST_BYTES = 500, 16 * 1024 * 1024
+#: So long (seconds) a verdict waits for a row that another transaction has; then its client is told to come again.
+_BRIEFLY = 0.5
 #: So many messages, and so many bytes of them, may wait; then clients are told to come again.
 _MOST_WAITING, _MOST_WAITING_BYTES = 20_000, 256 * 1024 * 1024
 
@@ -315,7 +317,7 @@ class SendCalls:
             "topics": [item.topic for item in several],
             "resolutions": [item.resolution.value for item in several],
         }
-        _, rows = execute(connection, plan_by_index(), _DECIDE(schema, **columns))
+        *_, rows = execute(connection, wait_at_most(_BRIEFLY), plan_by_index(), _DECIDE(schema, **columns))
         topics = {half_id: topic for half_id, topic, _ in rows}
         earlier = {half_id: (Resolution(verdict), "producer") for half_id, _, verdict in rows if verdict is not None}
         if left := [half_id for half_id, _, verdict in rows if verdict is None]:
@@ -339,7 +341,7 @@ class SendCalls:
 
     def _recall(self, half_id: UUID, topic: str, client: Client, connection: Connection) -> str:
         # A handle has no secret: what it says of the topic counts if the message says so too.
-        (sent,) = execute(connection, _SENT(self._tables.schema, half_id, topic))
+        _, sent = execute(connection, wait_at_most(_BRIEFLY), _SENT(self._tables.schema, half_id, topic))
         if not sent:
             raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
         origin = {"via": ASKER, "ip": client.host}
