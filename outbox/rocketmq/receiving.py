@@ -99,6 +99,7 @@ class Poll:
     invisible: float
     take_id: str | None
     done: asyncio.Future[list[Taken]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    is_new: bool = False
     taking: bool = False
     ended: bool = False
 
@@ -128,7 +129,12 @@ class SharedTaker:
     async def poll(self, poll: Poll, seconds: float) -> list[Taken]:
         """Return messages once there are some; none if none has come within so many seconds."""
         self.polled_at = time.monotonic()
-        self._polls.append(poll)
+        if poll.take_id is None:
+            self._polls.append(poll)
+        else:  # it may be repeated, and have messages already, of which no news will tell
+            poll.is_new = True
+            self._polls.appendleft(poll)
+            self.wake()
         self._more_takes(1)
         try:
             await asyncio.wait({poll.done}, timeout=seconds)
@@ -164,7 +170,7 @@ class SharedTaker:
             poll = self._polls.popleft()
             if poll.ended:
                 continue
-            poll.taking = True
+            poll.taking, poll.is_new = True, False
             try:
                 taken = await self._tables.lend(partial(self._take, poll))
             except Exception as error:  # its call answers, and tells the log
@@ -179,7 +185,8 @@ class SharedTaker:
                     self._polls.append(poll)
                 if self._running > 1:  # one that looks again is enough
                     return
-                await self._tables.pause(self._news)
+                if not (self._polls and self._polls[0].is_new):
+                    await self._tables.pause(self._news)
             elif poll.ended or poll.done.done():
                 await self._give_back(taken)
             else:
