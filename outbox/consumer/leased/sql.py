@@ -139,12 +139,12 @@ RETURNING c.message_id, c.lease, c.next_attempt_at
 
 #: The condition that a lease, by its message and its number, is the row's and hasn't ended.
 _HELD = "m.status = 'taken' AND m.lease = l.number AND m.next_attempt_at > clock_timestamp()"
-#: The leases that are named, as ``l (message_id, number, order_key)``, with their rows locked.
+#: The leases that are named, as ``l (message_id, number, order_key)``: those alone that can be locked, or, of a form
+#: that waits, all of them; then the UPDATE waits.
 _LEASES = """FROM (SELECT c.message_id, c.order_key, l.number
           FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
           JOIN {s}.consumer_message c ON c.consumer_group = %(group)s AND c.message_id = l.id
-         WHERE c.topic = %(topic)s AND c.status = 'taken'
-           FOR UPDATE OF c{skip}) l"""
+         WHERE c.topic = %(topic)s AND c.status = 'taken'{free}) l"""
 
 
 class LeaseTemplate:
@@ -154,9 +154,8 @@ class LeaseTemplate:
     """
 
     def __init__(self, sql: str) -> None:
-        self._forms = {
-            waits: Template(sql.replace("{skip}", "" if waits else " SKIP LOCKED")) for waits in (True, False)
-        }
+        free = sql.replace("{free}", " FOR UPDATE OF c SKIP LOCKED").replace("{skip}", " SKIP LOCKED")
+        self._forms = {True: Template(sql.replace("{free}", "").replace("{skip}", "")), False: Template(free)}
 
     def __call__(self, schema: str, /, *, waits: bool, **named: object) -> Statement:
         """Return the statement that waits, or the one that doesn't."""
