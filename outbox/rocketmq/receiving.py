@@ -475,7 +475,7 @@ class ReceiveCalls:
             Refused: that lasts longer; the client may try again.
         """
         for pause in _AGAIN:
-            with suppress(RowHeld):
+            with suppress(RowHeld):  # tried again below
                 return await self._tables.run(work)
             await asyncio.sleep(pause)
         try:

@@ -149,9 +149,9 @@ def acknowledge(
         if rows:
             _go_on(connection, schema, group, topic, rows)
         if missing := [each for each in several if each not in outcomes]:
-            standing = _standing(connection, schema, missing)
+            statuses = _statuses(connection, schema, missing)
             for each in missing:
-                outcomes[each] = _ACKNOWLEDGED.get(standing.get(each), Settlement.LATE)
+                outcomes[each] = _ACKNOWLEDGED.get(statuses.get(each), Settlement.LATE)
     return [outcomes[lease] for lease in leases]
 
 
@@ -159,9 +159,9 @@ def acknowledge(
 _ACKNOWLEDGED: dict[Status | None, Settlement] = {Status.CONSUMED: Settlement.BEFORE, Status.TAKEN: Settlement.HELD}
 
 
-def _standing(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> dict[MessageLease, Status]:
+def _statuses(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> dict[MessageLease, Status]:
     """Return where messages of one group and topic stand that have the numbers of these leases, by a new snapshot."""
-    (rows,) = execute(connection, sql.standing(schema, **_of(leases), **_columns(leases)))
+    (rows,) = execute(connection, sql.statuses(schema, **_of(leases), **_columns(leases)))
     found = {(id_, number): Status(status) for id_, number, status in rows}
     return {each: status for each in leases if (status := found.get((each.message_id, each.number)))}
 
@@ -220,10 +220,10 @@ def extend(
 
 def _refuse_held(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> dict[MessageLease, Status]:
     """Raise RowHeld if one of these leases holds its message still; return where it stands else."""
-    standing = _standing(connection, schema, leases)
-    if Status.TAKEN in standing.values():
+    statuses = _statuses(connection, schema, leases)
+    if Status.TAKEN in statuses.values():
         raise RowHeld
-    return standing
+    return statuses
 
 
 def renew(connection: Connection, schema: str, leases: Sequence[MessageLease], seconds: float) -> set[UUID]:
@@ -237,8 +237,8 @@ def renew(connection: Connection, schema: str, leases: Sequence[MessageLease], s
     statement = sql.renew(schema, waits=False, **_of(leases), **_columns(leases), invisible=seconds)
     there = {id_ for (id_,) in _rows(connection, statement, waits=False)}
     if left := [each for each in leases if each.message_id not in there]:
-        standing = _standing(connection, schema, left)
-        there |= {each.message_id for each, status in standing.items() if status is Status.TAKEN}
+        statuses = _statuses(connection, schema, left)
+        there |= {each.message_id for each, status in statuses.items() if status is Status.TAKEN}
     return there
 
 
@@ -271,8 +271,9 @@ def fail(
     """
     rows = _rows(connection, sql.lock(settings.schema, waits=waits, **_one(lease)), waits=waits)
     if not rows:
-        standing = _refuse_held(connection, settings.schema, [lease]) if not waits else {}
-        return Settlement.BEFORE if standing.get(lease) in _FAILED else Settlement.LATE
+        statuses = _refuse_held(connection, settings.schema, [lease]) if not waits else {}
+        status = statuses.get(lease)
+        return Settlement.BEFORE if status is not None and status.tried and status.open else Settlement.LATE
     attempts, key, turn, taker, take_id = rows[0]
     row = record(connection, of_group, settings, lease, failure, attempts=attempts + 1, key=key, message=message)
     if key is not None and row.holds:
@@ -314,9 +315,6 @@ def record(
     execute(connection, *statements)
     after_commit(connection, partial(emit, subscription.event_of(of, row)))
     return row
-
-
-_FAILED = frozenset({Status.FAILED, Status.PARKED})
 
 
 def _message(connection: Connection, of_group: Subscription, schema: str, lease: MessageLease) -> Message | None:

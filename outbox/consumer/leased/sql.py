@@ -176,7 +176,7 @@ RETURNING m.message_id, m.attempts, m.queue, m.lease, l.order_key
 
 #: Where messages stand that have the number of these leases still. Rows: ``(id, number of the lease, status)``: one
 #: that is taken, and whose lease hasn't ended, can't be settled now, since another transaction has it.
-standing: Template = Template(f"""
+statuses: Template = Template(f"""
 SELECT m.message_id, m.lease, m.status FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
   JOIN {{s}}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
  WHERE m.lease = l.number AND (m.status <> 'taken' OR {_HELD})
