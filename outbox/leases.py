@@ -103,10 +103,11 @@ class LeasedMessage(Generic[T]):
         """
         seconds = _lease_time(invisible)
         with self._group.transaction() as connection:
-            extended = settlement.extend(connection, self._group.settings.schema, self._lease, seconds)
-        if extended is None:
+            by = settlement.successor(self._lease)
+            until = settlement.extend(connection, self._group.settings.schema, self._lease, seconds, by)
+        if until is None:
             self._refuse("extended")
-        self._lease, self.until = extended
+        self._lease, self.until = by, until
 
     def fail(self, reason: str, *, delay: dt.timedelta | float | None = None, park: bool = False) -> None:
         """Say that this attempt failed: the message is due again after ``delay``, or as the group's table of retries.

@@ -11,6 +11,7 @@ what came of it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -26,10 +27,14 @@ from outbox.telemetry.events import DuplicateIgnored
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """A business string of which a topic is to have one message, and what a second send does."""
+    """A business string of which a topic is to have one message, and what a second send does.
+
+    ``again`` is called for a second one, before the COMMIT.
+    """
 
     dedupe: str
     on_duplicate: OnDuplicate
+    again: Callable[[], object] | None = None
 
     def second(self, half: HalfMessage) -> DuplicateIgnored:
         """Return the event that tells of a second message.
@@ -39,6 +44,8 @@ class Once:
         """
         if self.on_duplicate == "error":
             raise DuplicateMessage(half.topic, self.dedupe, half.id)
+        if self.again is not None:
+            self.again()
         return DuplicateIgnored(topic=half.topic, message_id=half.id, dedupe=self.dedupe)
 
 

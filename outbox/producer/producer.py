@@ -515,12 +515,13 @@ class Producer:
         message: Outgoing,
         own: Mapping[str, str],
         preparation: Preparation | None = None,
+        again: Callable[[], object] | None = None,
     ) -> UUID:
         """Send, or prepare, what a client of another protocol sends by the id in the options; return the id.
 
-        A second one of that id is no message and no error: a client that has lost the answer sends again. ``own`` are
-        headers of the protocol, which the limits of a sender's headers don't count; they may say that the body is
-        compressed.
+        A second one of that id is no message and no error: a client that has lost the answer sends again. Then
+        ``again`` is called, before the COMMIT. ``own`` are headers of the protocol, which the limits of a sender's
+        headers don't count; they may say that the body is compressed.
 
         Raises:
             As `Outbox.send`, or `Outbox.prepare`.
@@ -528,7 +529,7 @@ class Producer:
         half = self._half(topic, message)
         body = bytes(message.body) if content.ENCODING_HEADER in own else half.body
         half = replace(half, headers={**half.headers, **own}, body=body)
-        add(connection, self._new_write(half, preparation, Once(str(half.id), "ignore")), self._engine)
+        add(connection, self._new_write(half, preparation, Once(str(half.id), "ignore", again)), self._engine)
         return half.id
 
     def _new_write(self, half: HalfMessage, preparation: Preparation | None, once: Once | None) -> Write:

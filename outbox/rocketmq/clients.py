@@ -38,6 +38,7 @@ _ABOUT_ITSELF = ("language", "client-version")
 _KINDS = {number: name for name, number in WIRE.enums["ClientType"].items()}
 _PRODUCER = WIRE.enums["ClientType"]["PRODUCER"]
 PUSH_CONSUMER: int = WIRE.enums["ClientType"]["PUSH_CONSUMER"]
+SIMPLE_CONSUMER: int = WIRE.enums["ClientType"]["SIMPLE_CONSUMER"]
 
 
 class CommandStream:

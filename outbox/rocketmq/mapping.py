@@ -11,12 +11,14 @@ import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from outbox.consumer.leased.settlement import MessageLease, sealed, unsealed
 from outbox.errors import InvalidMessage
+from outbox.message.compression import decompress
 from outbox.message.content import BYTES, ENCODING_HEADER, StoredBytes
 from outbox.message.ids import message_id
 from outbox.message.model import VERSION_AND_VARIANT, Message, Orphan, Outgoing, SendOptions
@@ -52,21 +54,25 @@ _TYPE_NAMES = {number: name for name, number in TYPES.items()}
 _LATEST = dt.datetime(9999, 1, 1, tzinfo=dt.UTC).timestamp()
 
 
-def half_ids(topic: str, text: str, now: float) -> list[UUID]:
+def half_ids(topic: str, sender: tuple[str, str], text: str, now: float) -> list[UUID]:
     """Return the id that stands for a client's id of a message to a topic, the same for each try to send it.
+
+    ``sender`` is the client by its user and its own id: clients make ids of hardware address, process and second, and
+    those of two containers are often the same.
 
     Two where the first that is there counts: a client's clock is off by about `NEAR`, so that a later try may be on the
     other side of that border. ``now`` is the database's Unix time. An id whose time is near makes a UUIDv7 of that
     second, which is stored with the messages of its day; any other one makes the id of a business string.
     """
-    other = message_id(topic, text)
+    named = "\0".join((*sender, text))
+    other = message_id(topic, named)
     if len(text) != _ID_LENGTH or not text.startswith(_WITH_TIME):
         return [other]
     try:
         seconds = int(text[18:26], 16) + _EPOCH
     except ValueError:
         return [other]
-    hashed = int.from_bytes(hashlib.sha256(f"{topic}\0{text}".encode()).digest()[:10], "big")
+    hashed = int.from_bytes(hashlib.sha256(f"{topic}\0{named}".encode()).digest()[:10], "big")
     rest = hashed & ~(0xF << 76) & ~(0b11 << 62) | VERSION_AND_VARIANT
     of_time, off = UUID(int=(seconds * 1000 << 80) | rest), abs(now - seconds)
     if abs(off - NEAR) < _BORDER:
@@ -120,6 +126,25 @@ def inbound(message: Any, kind: int, half_id: UUID, client: str, content_type: s
     recovery = millis(system.orphaned_transaction_recovery_duration) / 1000
     immunity = recovery if kind == TRANSACTION and recovery > 0 else None
     return Inbound(Outgoing(StoredBytes(message.body), **options), own, immunity)
+
+
+def difference(message: Any, kind: int, stored: Sequence[Any]) -> str:
+    """Return what of a message differs from one that is stored as its type, encoding, key, tag and body; "" if nothing.
+
+    What a client may say otherwise at each try, such as the time of the message, isn't looked at.
+    """
+    of_type, encoding, key, tag, body = stored
+    system, sent = message.system_properties, message.body
+    named = {
+        "type": (of_type or _TYPE_NAMES[NORMAL], _TYPE_NAMES[kind]),
+        "message group": (key, system.message_group or None),
+        "tag": (tag, system.tag if system.HasField("tag") else None),
+        "body": (body, sent),
+    }
+    if body != sent and encoding is not None:
+        with suppress(InvalidMessage):  # it differs then
+            named["body"] = decompress(body, encoding, len(sent)), sent
+    return next((what for what, (one, other) in named.items() if one != other), "")
 
 
 def wire_message(message: Message | Orphan, topic: Any, *, fifo: bool = False) -> Any:

@@ -11,16 +11,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox.consumer.leased import settlement
-from outbox.consumer.leased.settlement import MessageLease, Settlement, Taken
+from outbox.consumer.leased.settlement import LONGEST_LEASE, MessageLease, RowHeld, Settlement, Taken
 from outbox.errors import BadExpression
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
-from outbox.rocketmq.clients import Client, Clients
+from outbox.rocketmq.clients import SIMPLE_CONSUMER, Client, Clients
 from outbox.rocketmq.expression import compile_expression
 from outbox.rocketmq.mapping import keys_of, lease_of, wire_message
 from outbox.rocketmq.routes import BATCH, POLLING
@@ -51,8 +52,12 @@ _IMPATIENT = frozenset({"HTTP", "NODE_JS"})
 #: So many takers or groups, and those that are idle are forgotten; answers of so many bytes are made in the loop.
 _FORGET, _SMALL = 1_000, 64 * 1024
 _EXPIRED = "receipt handle is expired"
+#: After so many seconds each, a row that another transaction has is tried again; then the client is told to.
+_AGAIN = (0.05, 0.1, 0.2, 0.4)
+_HELD = "another transaction is settling the message; try again later"
 
 Accepts = Callable[[Message], bool]
+T = TypeVar("T")
 
 
 def filter_of(expression: Any) -> tuple[str, Accepts | None]:
@@ -94,6 +99,7 @@ class Poll:
     invisible: float
     take_id: str | None
     done: asyncio.Future[list[Taken]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    is_new: bool = False
     taking: bool = False
     ended: bool = False
 
@@ -123,7 +129,12 @@ class SharedTaker:
     async def poll(self, poll: Poll, seconds: float) -> list[Taken]:
         """Return messages once there are some; none if none has come within so many seconds."""
         self.polled_at = time.monotonic()
-        self._polls.append(poll)
+        if poll.take_id is None:
+            self._polls.append(poll)
+        else:  # it may be repeated, and have messages already, of which no news will tell
+            poll.is_new = True
+            self._polls.appendleft(poll)
+            self.wake()
         self._more_takes(1)
         try:
             await asyncio.wait({poll.done}, timeout=seconds)
@@ -159,7 +170,7 @@ class SharedTaker:
             poll = self._polls.popleft()
             if poll.ended:
                 continue
-            poll.taking = True
+            poll.taking, poll.is_new = True, False
             try:
                 taken = await self._tables.lend(partial(self._take, poll))
             except Exception as error:  # its call answers, and tells the log
@@ -174,7 +185,8 @@ class SharedTaker:
                     self._polls.append(poll)
                 if self._running > 1:  # one that looks again is enough
                     return
-                await self._tables.pause(self._news)
+                if not (self._polls and self._polls[0].is_new):
+                    await self._tables.pause(self._news)
             elif poll.ended or poll.done.done():
                 await self._give_back(taken)
             else:
@@ -212,6 +224,7 @@ class Renewals:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._held: dict[tuple[str, str], dict[MessageLease, tuple[Client, float]]] = {}
+        self._renewing = set[tuple[str, str]]()
 
     def add(self, leases: Sequence[MessageLease], client: Client) -> None:
         """Renew leases from now on."""
@@ -230,17 +243,22 @@ class Renewals:
                 del held[lease]
             if not held:
                 del self._held[pair]
-        # At once, each by itself: a group that fails, or waits for a lock, leaves the others theirs.
-        await asyncio.gather(*(self._renew(held) for held in self._held.values()))
+        # At once, each by itself: a group that fails, or that isn't through yet, leaves the others theirs.
+        await asyncio.gather(*(self._renew(pair, held) for pair, held in self._held.items()))
 
-    async def _renew(self, held: dict[MessageLease, tuple[Client, float]]) -> None:
+    async def _renew(self, pair: tuple[str, str], held: dict[MessageLease, tuple[Client, float]]) -> None:
+        if pair in self._renewing:
+            return
         leases = list(held)
         renew = partial(settlement.renew, schema=self._tables.schema, leases=leases, seconds=RENEWED)
+        self._renewing.add(pair)
         try:
             renewed = await self._tables.run(renew)
         except Exception as error:  # they are tried again, before their leases end
             self._tables.tell_failure("rocketmq renewal", error)
             return
+        finally:
+            self._renewing.discard(pair)
         for lease in leases:
             if lease.message_id not in renewed:
                 held.pop(lease, None)
@@ -259,10 +277,11 @@ class ReceiveCalls:
         self._stopping = False
 
     async def renew(self) -> None:
-        """Renew leases every now and then, until it is cancelled."""
-        while True:
-            await asyncio.sleep(_RENEW_EVERY)
-            await self.renewals.once()
+        """Renew leases every now and then, until it is cancelled; a round waits for none before it."""
+        async with asyncio.TaskGroup() as rounds:
+            while True:
+                await asyncio.sleep(_RENEW_EVERY)
+                rounds.create_task(self.renewals.once())
 
     def wake(self, topic: str | None) -> None:
         """Have the polls of a topic look again; None: all. To be called in the loop."""
@@ -374,7 +393,13 @@ class ReceiveCalls:
                 items.append(AckItem(client.id, topic, lease_of(entry.receipt_handle, group, topic)))
             except Refused as refused:
                 items.append(refused)
-        await self._acks.write([item for item in items if isinstance(item, AckItem)])
+        left = [item for item in items if isinstance(item, AckItem)]
+        await self._acks.write(left)
+        for pause in _AGAIN:
+            if not (left := [item for item in left if item.outcome is Settlement.HELD and item.refused is None]):
+                break
+            await asyncio.sleep(pause)
+            await self._acks.write(left)
         entries = []
         for entry, item in zip(request.entries, items, strict=True):
             named = {"message_id": entry.message_id, "receipt_handle": entry.receipt_handle}
@@ -388,13 +413,15 @@ class ReceiveCalls:
         if refused is not None:
             return status_of(refused.code, str(refused))
         assert isinstance(item, AckItem)  # noqa: S101 - the other one was refused
+        if item.outcome is Settlement.HELD:
+            return status_of(WireCode.TOO_MANY_REQUESTS, _HELD)
         self.renewals.drop(item.lease)
         if item.outcome is Settlement.LATE:
             return status_of(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
         return status_of(WireCode.OK)
 
     def _acknowledge(self, items: Sequence[AckItem], connection: Connection) -> None:
-        outcomes = settlement.acknowledge(connection, self._tables.schema, [item.lease for item in items])
+        outcomes = settlement.acknowledge(connection, self._tables.schema, [item.lease for item in items], waits=False)
         for item, outcome in zip(items, outcomes, strict=True):
             item.outcome = outcome
 
@@ -421,11 +448,13 @@ class ReceiveCalls:
             await self._fail(lease, HandlerFailure(reason, delay=None if impatient else seconds))
             handle = str(request.receipt_handle)
         else:
-            extend = partial(settlement.extend, schema=self._tables.schema, lease=lease, seconds=seconds)
-            if (extended := await self._tables.run(extend)) is None:
+            # The number is drawn here: the statement is done again where the answer to its COMMIT was lost.
+            named: dict[str, Any] = {"seconds": seconds, "by": (by := settlement.successor(lease)), "waits": False}
+            extend = partial(settlement.extend, schema=self._tables.schema, lease=lease, **named)
+            if await self._settle(extend) is None:
                 raise Refused(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
             self.renewals.drop(lease)
-            handle = extended[0].handle
+            handle = by.handle
         if seconds < _LEAST_POLLING:
             asyncio.get_running_loop().call_later(seconds, self.wake, topic)
         return handle
@@ -433,10 +462,26 @@ class ReceiveCalls:
     async def _fail(self, lease: MessageLease, failure: HandlerFailure) -> None:
         of_group = self._group(lease.group, topic_of(lease.topic)).subscription
         settings = self._tables.settings
-        fail = partial(settlement.fail, of_group=of_group, settings=settings, lease=lease, failure=failure)
+        fail = partial(settlement.fail, of_group=of_group, settings=settings, lease=lease, failure=failure, waits=False)
+        outcome = await self._settle(fail)
         self.renewals.drop(lease)
-        if await self._tables.run(fail) is Settlement.LATE:
+        if outcome is Settlement.LATE:
             raise Refused(WireCode.INVALID_RECEIPT_HANDLE, _EXPIRED)
+
+    async def _settle(self, work: Callable[[Connection], T]) -> T:
+        """Do work on the row of a lease; where another transaction has it, again in a moment, which costs no thread.
+
+        Raises:
+            Refused: that lasts longer; the client may try again.
+        """
+        for pause in _AGAIN:
+            with suppress(RowHeld):  # tried again below
+                return await self._tables.run(work)
+            await asyncio.sleep(pause)
+        try:
+            return await self._tables.run(work)
+        except RowHeld:
+            raise Refused(WireCode.TOO_MANY_REQUESTS, _HELD) from None
 
     async def forward_to_dead_letters(self, request: Any, client: Client) -> Any:
         """Park a message: its client has tried it as often as it may.
@@ -467,7 +512,10 @@ class ReceiveCalls:
             if client.user.may_receive(topic, group):
                 known, schema = self._groups.get((group, topic)), self._tables.schema
                 feed = topic if known is None else known.subscription.feed
-                give_up = partial(settlement.give_up, schema=schema, group=group, topic=feed, taker=client.id)
+                # What a server renews ends soon by itself; what ends later has been extended, in SQL.
+                longest = LONGEST_LEASE if client.kind == SIMPLE_CONSUMER else RENEWED
+                of = partial(settlement.give_up, schema=schema, group=group, topic=feed)
+                give_up = partial(of, taker=client.id, longest=longest)
                 await self._tables.run(give_up)
                 asyncio.get_running_loop().call_later(1.0, self.wake, topic)
         return new("NotifyClientTerminationResponse", status=status_of(WireCode.OK))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from outbox.database.execute import CONTENDED, sqlstate
 from outbox.errors import InvalidMessage, OutboxBusy
 from outbox.message.content import MAX_GROUP, MAX_TOPIC, check_any_topic
 from outbox.rocketmq.wire import WIRE, WireCode, millis
@@ -60,6 +61,8 @@ def refusal_of(error: Exception) -> Refused:
         return error
     if isinstance(error, OutboxBusy):
         return Refused(WireCode.TOO_MANY_REQUESTS, message_of(error))
+    if sqlstate(error) in CONTENDED:
+        return Refused(WireCode.TOO_MANY_REQUESTS, "another transaction is in the way; try again later")
     if isinstance(error, InvalidMessage):
         return Refused(WireCode.BAD_REQUEST, message_of(error))
     return Refused(WireCode.INTERNAL_SERVER_ERROR, "the server failed at this request; its log has the reason")

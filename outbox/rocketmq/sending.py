@@ -18,11 +18,12 @@ from outbox.acts.changes import Actor, Target, apply, requested
 from outbox.acts.messages import ACTS
 from outbox.database.decision import already
 from outbox.database.execute import Template, execute
-from outbox.database.sql import plan_by_index
+from outbox.database.sql import plan_by_index, wait_at_most
 from outbox.errors import OutboxBusy, OutboxError
+from outbox.message.content import ENCODING_HEADER
 from outbox.message.model import Decision, Preparation, Resolution
 from outbox.rocketmq.clients import Client
-from outbox.rocketmq.mapping import ID_HEADER, half_ids, inbound, recall_handle, recalled_id
+from outbox.rocketmq.mapping import ID_HEADER, TYPE_HEADER, difference, half_ids, inbound, recall_handle, recalled_id
 from outbox.rocketmq.options import must
 from outbox.rocketmq.rules import DELAY, TRANSACTION, Refused, check_message, check_topic, check_type, refusal_of
 from outbox.rocketmq.tables import Tables, is_unreached
@@ -39,10 +40,17 @@ _PATIENCE = 0.05
 #: How long (seconds) a message waits for others, and how large one transaction may get.
 _GATHER = 0.002
 _MOST_ITEMS, _MOST_BYTES = 500, 16 * 1024 * 1024
+#: So long (seconds) a verdict waits for a row that another transaction has; then its client is told to come again.
+_BRIEFLY = 0.5
 #: So many messages, and so many bytes of them, may wait; then clients are told to come again.
 _MOST_WAITING, _MOST_WAITING_BYTES = 20_000, 256 * 1024 * 1024
 
 _THERE: Template = Template("SELECT id FROM {s}.half_message WHERE id = ANY (%s)")
+#: Rows: ``(id, and what `difference` compares)`` of messages.
+_STORED: Template = Template(f"""
+SELECT id, headers ->> '{TYPE_HEADER}', headers ->> '{ENCODING_HEADER}', key, tag, body FROM {{s}}.half_message
+ WHERE id = ANY (%s)
+""")
 #: Rows: ``(the client's id,)`` of a message that a client has sent to a topic.
 _SENT: Template = Template(f"""
 SELECT headers ->> '{ID_HEADER}' FROM {{s}}.half_message
@@ -89,11 +97,20 @@ class CallItem:
 
 @dataclass(eq=False)
 class SendItem(CallItem):
-    """A message to send, and the id that it is stored under; its size is that of its body."""
+    """A message to send by a user, and the id that it is stored under; its size is that of its body.
+
+    ``again``: there is one of this id already.
+    """
 
     message: Any
     kind: int
     half_id: UUID | None = None
+    user: str = field(default="", kw_only=True)
+    again: bool = field(default=False, kw_only=True)
+
+    def met(self) -> None:
+        """Note that there is one of its id already."""
+        self.again = True
 
 
 W = TypeVar("W", bound=CallItem)
@@ -215,11 +232,14 @@ class SendCalls:
         await self._tables.queues(topic)
         for kind in kinds:
             check_type(expected, kind)
+        user = self._tables.options.name_of(client.user)
         items = [
-            SendItem(client.id, topic, message, kind, size=len(message.body))
+            SendItem(client.id, topic, message, kind, size=len(message.body), user=user)
             for message, kind in zip(messages, kinds, strict=True)
         ]
         await self.commits.write(items)
+        if again := [item for item in items if item.again and item.refused is None]:
+            await self._tables.run(partial(self._compare, again))
         if TRANSACTION in kinds:
             client.transactions.add(topic)
         entries = [_entry(item) for item in items]
@@ -228,7 +248,8 @@ class SendCalls:
     def _transaction(self, items: Sequence[SendItem], connection: Connection) -> None:
         outbox, now = self._tables.outbox, self._tables.now(connection)
         for item in items:
-            ids = half_ids(item.topic, item.message.system_properties.message_id, now)
+            sender, item.again = (item.user, item.client), False
+            ids = half_ids(item.topic, sender, item.message.system_properties.message_id, now)
             if len(ids) > 1:
                 (there,) = execute(connection, _THERE(self._tables.schema, ids))
                 ids = [id_ for (id_,) in there] or ids
@@ -241,11 +262,24 @@ class SendCalls:
                 preparation = Preparation(False, immunity, ASKER)
             try:
                 # A neighbour's way in: what it sends has been checked by its own rules.
-                outbox._producer.take(connection, item.topic, message.outgoing, message.own, preparation)
+                outbox._producer.take(connection, item.topic, message.outgoing, message.own, preparation, item.met)
             except OutboxError as error:
                 item.refused = refusal_of(error)
             else:
                 item.half_id = ids[0]
+
+    def _compare(self, items: Sequence[SendItem], connection: Connection) -> None:
+        """Refuse what came under the id of another message: an OK would say that it is stored."""
+        (rows,) = execute(connection, _STORED(self._tables.schema, [item.half_id for item in items]))
+        stored = {id_: half for id_, *half in rows}
+        for item in items:
+            half = stored.get(item.half_id)  # none if it was pruned meanwhile
+            if half is not None and (what := difference(item.message, item.kind, half)):
+                id_ = item.message.system_properties.message_id
+                text = (
+                    f"message {id_} of topic {item.topic} was sent before with another {what}; give it an id of its own"
+                )
+                item.refused = Refused(WireCode.ILLEGAL_MESSAGE_ID, text)
 
     async def end_transaction(self, request: Any, client: Client) -> Any:
         """Decide a half: the first verdict wins, the same one again is in order, another one is refused."""
@@ -283,7 +317,7 @@ class SendCalls:
             "topics": [item.topic for item in several],
             "resolutions": [item.resolution.value for item in several],
         }
-        _, rows = execute(connection, plan_by_index(), _DECIDE(schema, **columns))
+        *_, rows = execute(connection, wait_at_most(_BRIEFLY), plan_by_index(), _DECIDE(schema, **columns))
         topics = {half_id: topic for half_id, topic, _ in rows}
         earlier = {half_id: (Resolution(verdict), "producer") for half_id, _, verdict in rows if verdict is not None}
         if left := [half_id for half_id, _, verdict in rows if verdict is None]:
@@ -307,7 +341,7 @@ class SendCalls:
 
     def _recall(self, half_id: UUID, topic: str, client: Client, connection: Connection) -> str:
         # A handle has no secret: what it says of the topic counts if the message says so too.
-        (sent,) = execute(connection, _SENT(self._tables.schema, half_id, topic))
+        _, sent = execute(connection, wait_at_most(_BRIEFLY), _SENT(self._tables.schema, half_id, topic))
         if not sent:
             raise Refused(WireCode.INTERNAL_SERVER_ERROR, "recall failed, timestamp invalid")
         origin = {"via": ASKER, "ip": client.host}

@@ -553,6 +553,36 @@ async def test_a_poll_that_comes_as_the_last_take_ends() -> None:
     assert got == [["a message"], ["a message"]]
 
 
+async def test_each_attempt_is_looked_at_as_it_comes() -> None:
+    """It may be one that is repeated, since its answer was lost: no news tells of its messages, however many wait."""
+
+    class Repeated:
+        """Tables of which the take of attempt A has messages, and no other; its news never come by themselves."""
+
+        async def lend(self, work: Any) -> list[str]:
+            (poll,) = work.args
+            looked.append(poll.take_id)
+            return ["again"] if poll.take_id == "A" else []
+
+        async def pause(self, news: asyncio.Event) -> None:
+            await news.wait()
+
+    looked: list[str | None] = []
+    taker = SharedTaker(cast("Any", Repeated()), cast("Any", None), None)
+
+    def poll(take_id: str | None) -> asyncio.Task[Any]:
+        return asyncio.create_task(taker.poll(Poll("c", 1, 30, take_id), 60))
+
+    others = [poll(take_id) for take_id in (None, "B", "C", None, "D", "E")]
+    repeated = [poll("A"), poll("A")]
+    got: list[Any] = [await asyncio.wait_for(each, 5) for each in repeated]
+    later: Any = await asyncio.wait_for(poll("A"), 5)
+    assert [*got, later] == [["again"]] * 3
+    assert {"A", "B", "C", "D", "E"} <= set(looked)
+    taker.end()
+    assert await asyncio.gather(*others) == [[]] * 6
+
+
 async def test_takes_that_find_nothing_together() -> None:
     """One of them looks again for the polls that are left."""
 

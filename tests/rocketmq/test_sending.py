@@ -17,7 +17,7 @@ from sqlalchemy import Engine, create_engine, text
 from outbox import Message, Outbox, Settings
 from outbox.rocketmq import sending
 from outbox.rocketmq.mapping import half_ids
-from outbox.rocketmq.options import RocketmqOptions
+from outbox.rocketmq.options import RocketmqOptions, UserOptions
 from outbox.rocketmq.server import RocketmqServer
 from outbox.rocketmq.tables import Tables
 from outbox.telemetry.events import ClientCallFailed
@@ -83,6 +83,57 @@ def test_the_same_id_again_is_no_second_message(raw: RawClient, engine: Engine) 
     assert len(stored(engine)) == ops(engine) == 1
     raw.send(message("others", message_id=sent["system_properties"]["message_id"]))
     assert len(stored(engine)) == 2
+
+
+def test_ids_are_of_their_client(raw: RawClient, rocketmq: RocketmqServer, engine: Engine) -> None:
+    """Clients in containers make the same ids; each has its own message, under its own id, when it comes out too."""
+    sent = client_id()
+    with RawClient(rocketmq.addresses[0]) as other:
+        answers = [each.send(message("orders", each.id.encode(), message_id=sent)) for each in (raw, other, raw, other)]
+        assert [code(answer) for answer in answers] == [20000] * 4
+        assert sorted(bytes(half.body) for half in stored(engine)) == sorted([raw.id.encode(), other.id.encode()])
+        dispatch_all(engine)
+        _, got = other.receive("orders", "mail")
+    assert [each["system_properties"]["message_id"] for each in got] == [sent] * 2
+
+
+def test_ids_are_of_their_user(new_server: NewServer, engine: Engine) -> None:
+    """A user's client that calls itself as another's does swallows none of its messages."""
+    users = {name: UserOptions(name, send=("*",)) for name in ("one", "two")}
+    address, sent = new_server(users=users).addresses[0], client_id()
+    with RawClient(address, "one", "one") as one, RawClient(address, "two", "two") as two:
+        two.id = one.id
+        for raw, body in ((one, b"1"), (two, b"2")):
+            assert code(raw.send(message("orders", body, message_id=sent))) == 20000
+    assert sorted(bytes(half.body) for half in stored(engine)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("compress_above", [0, 10])
+@pytest.mark.parametrize(
+    ("what", "body", "fields"),
+    [
+        ("body", b"another", {}),
+        ("body", b"x" * 99 + b"y", {}),
+        ("type", b"x" * 100, {"message_type": "TRANSACTION"}),
+        ("type", b"x" * 100, {"delivery_timestamp": "2020-01-01T00:00:00Z"}),
+        ("tag", b"x" * 100, {"tag": "t"}),
+    ],
+    ids=["a body", "its last byte", "a half", "a delay", "a tag"],
+)
+def test_another_message_under_an_id_is_refused(
+    new_server: NewServer, engine: Engine, compress_above: int, what: str, body: bytes, fields: dict[str, Any]
+) -> None:
+    """An OK would say that it is stored; in one request too. What is really sent again is told so, before and after."""
+    with RawClient(new_server(Settings(compress_above=compress_above)).addresses[0]) as raw:
+        id_ = client_id()
+        first, other = message("orders", b"x" * 100, message_id=id_), message("orders", body, message_id=id_, **fields)
+        together = raw.send(first, other)
+        assert [code(entry) for entry in together["entries"]] == [20000, 40009]
+        alone = raw.send(other)
+        words = f"message {id_} of topic orders was sent before with another {what}; give it an id of its own"
+        assert (code(alone), text_of(alone["entries"][0])) == (40009, words)
+        assert code(raw.send(first)) == 20000
+    assert len(stored(engine)) == ops(engine) == 1
 
 
 def test_a_batch_has_an_entry_each(raw: RawClient, engine: Engine) -> None:
@@ -346,25 +397,27 @@ def test_a_compressed_body_is_not_compressed_again(new_server: NewServer, engine
 
 def test_ids_follow_from_topic_and_text() -> None:
     """An id with a time that is near begins with it; any other text has the id of a business string."""
-    now = 1_800_000_000.0
+    now, me = 1_800_000_000.0, ("user", "client")
     near, far = client_id(now - 3), client_id(now - 3600)
-    (of_near,) = half_ids("orders", near, now)
-    assert of_near == half_ids("orders", near, now + 30)[0]
-    assert of_near != half_ids("others", near, now)[0]
+    (of_near,) = half_ids("orders", me, near, now)
+    assert of_near == half_ids("orders", me, near, now + 30)[0]
+    assert of_near != half_ids("others", me, near, now)[0]
+    for another in (("user", "other"), ("other", "client"), ("", "client")):
+        assert half_ids("orders", another, near, now) != [of_near]
     assert of_near.version == 7
     assert of_near.variant == UUID(int=0).variant or of_near.int >> 62 & 3 == 2
     assert of_near.int >> 80 == int(now - 3) * 1000
     for text_ in (far, "order-4711", "x" * 34, near[:-1], str(of_near)):
-        (other,) = half_ids("orders", text_, now)
+        (other,) = half_ids("orders", me, text_, now)
         assert str(other).startswith("f")
 
 
 def test_ids_at_the_border_are_looked_for() -> None:
     """Where a later try may see the other side of the border, both ids are looked for."""
-    now = 1_800_000_000.0
+    now, me = 1_800_000_000.0, ("user", "client")
     text_ = client_id(now - 599)
-    first = half_ids("orders", text_, now)
-    assert half_ids("orders", text_, now + 3) == first[::-1]
+    first = half_ids("orders", me, text_, now)
+    assert half_ids("orders", me, text_, now + 3) == first[::-1]
 
 
 def test_a_retry_across_the_border_is_no_second_message(

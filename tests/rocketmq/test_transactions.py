@@ -23,7 +23,7 @@ from outbox.telemetry.events import CheckerMissing, HalfChecked, ProducerMissing
 from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import wait_until
 from tests.rocketmq.conftest import NewServer
-from tests.rocketmq.raw import RawClient, Telemetry, body_of, code, message, text
+from tests.rocketmq.raw import RawClient, Telemetry, body_of, client_id, code, message, text
 
 #: Halves are orphans at once, and asked about often.
 EAGER = Settings(immunity=0, check_interval=0.3, check_timeout=2)
@@ -89,6 +89,17 @@ def test_a_verdict_counts_once(raw: RawClient, engine: Engine, verdict: str) -> 
     assert code(other) == 42800
     assert "was already" in text(other)
     assert decisions(engine) == [(transaction, verdict.lower(), "producer")]
+
+
+def test_halves_of_one_id_are_two(raw: RawClient, rocketmq: RocketmqServer, engine: Engine) -> None:
+    """Clients make the same ids by chance: each decides its own half."""
+    sent = client_id()
+    with RawClient(rocketmq.addresses[0]) as other:
+        one, two = (begin(each, message_id=sent) for each in (raw, other))
+        assert one != two
+        assert begin(raw, message_id=sent) == one
+        assert code(other.end("paid", two, "ROLLBACK")) == code(raw.end("paid", one, "COMMIT")) == 20000
+        assert decisions(engine) == [(two, "rollback", "producer"), (one, "commit", "producer")]
 
 
 def test_an_unknown_verdict_decides_nothing(raw: RawClient, engine: Engine) -> None:

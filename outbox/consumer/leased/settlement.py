@@ -15,6 +15,7 @@ import base64
 import binascii
 import datetime as dt
 import enum
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from outbox.consumer.sql import InboxUpdate, message_by_id, write_attempt
 from outbox.consumer.subscription import EVERYTHING, Entry, Subscription, to_entry
 from outbox.database.at_commit import after_commit
 from outbox.database.execute import Row, Statement, execute
-from outbox.database.sql import GroupQueue
+from outbox.database.sql import GroupQueue, wait_at_most
 from outbox.message.answer import HandlerFailure
 from outbox.message.model import Message, Status
 from outbox.settings import Settings
@@ -49,9 +50,17 @@ class Settlement(enum.Enum):
     """What came of a client's word on a leased message."""
 
     DONE = enum.auto()
-    BEFORE = enum.auto()  # the same lease has acknowledged it before
+    BEFORE = enum.auto()  # the same lease has said so before
+    HELD = enum.auto()  # another transaction has the row: it is being settled, and nothing is changed
     LATE = enum.auto()  # the lease has ended, or never was: nothing is changed
 
+
+class RowHeld(Exception):
+    """Another transaction has the row of a message, and the caller doesn't wait for it: nothing is changed."""
+
+
+#: So long (seconds) an act that doesn't wait for rows of leases waits for any other lock.
+_BRIEFLY = 0.2
 
 #: How the words of a lease's handle begin: its form, which `lease_of` in SQL knows too.
 _FORM = "1"
@@ -114,28 +123,51 @@ class Taken:
     until: dt.datetime
 
 
-def acknowledge(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> list[Settlement]:
-    """Write that messages were handled under their leases, in the caller's transaction; return what came of each."""
+def _rows(connection: Connection, statement: Statement, *, waits: bool) -> list[Row]:
+    """Return the rows of a statement about leases; without ``waits``, let it wait for no lock for long."""
+    return execute(connection, *(() if waits else (wait_at_most(_BRIEFLY),)), statement)[-1]
+
+
+def acknowledge(
+    connection: Connection, schema: str, leases: Sequence[MessageLease], *, waits: bool = True
+) -> list[Settlement]:
+    """Write that messages were handled under their leases, in the caller's transaction; return what came of each.
+
+    Without ``waits``, those whose rows other transactions have are told to be held.
+    """
     pairs: defaultdict[tuple[str, str], list[MessageLease]] = defaultdict(list)
     for lease in leases:
         pairs[lease.group, lease.topic].append(lease)
     outcomes: dict[MessageLease, Settlement] = {}
     # In one order everywhere, as all locks of several rows.
     for (group, topic), several in sorted(pairs.items()):
-        values = _columns(several)
-        (rows,) = execute(connection, sql.acknowledge(schema, group=group, topic=topic, **values))
+        statement = sql.acknowledge(schema, waits=waits, group=group, topic=topic, **_columns(several))
+        rows = _rows(connection, statement, waits=waits)
         # Of a message there may be several: an older lease of a client's, and the one that took its place.
         done = {(row[0], row[3]) for row in rows}
         outcomes |= dict.fromkeys((each for each in several if (each.message_id, each.number) in done), Settlement.DONE)
         if rows:
             _go_on(connection, schema, group, topic, rows)
         if missing := [each for each in several if each not in outcomes]:
-            before = sql.settled_before(schema, group=group, topic=topic, **_columns(missing))
-            known = {(id_, number) for id_, number in execute(connection, before)[0]}
+            statuses = _statuses(connection, schema, missing)
             for each in missing:
-                is_known = (each.message_id, each.number) in known
-                outcomes[each] = Settlement.BEFORE if is_known else Settlement.LATE
+                outcomes[each] = _ACKNOWLEDGED.get(statuses.get(each), Settlement.LATE)
     return [outcomes[lease] for lease in leases]
+
+
+#: What an acknowledgement is told that changed nothing, by where its message stands.
+_ACKNOWLEDGED: dict[Status | None, Settlement] = {Status.CONSUMED: Settlement.BEFORE, Status.TAKEN: Settlement.HELD}
+
+
+def _statuses(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> dict[MessageLease, Status]:
+    """Return where messages of one group and topic stand that have the numbers of these leases, by a new snapshot."""
+    (rows,) = execute(connection, sql.statuses(schema, **_of(leases), **_columns(leases)))
+    found = {(id_, number): Status(status) for id_, number, status in rows}
+    return {each: status for each in leases if (status := found.get((each.message_id, each.number)))}
+
+
+def _of(leases: Sequence[MessageLease]) -> dict[str, str]:
+    return {"group": leases[0].group, "topic": leases[0].topic}
 
 
 def _columns(leases: Iterable[MessageLease]) -> dict[str, Any]:
@@ -156,34 +188,65 @@ def _go_on(connection: Connection, schema: str, group: str, topic: str, rows: Se
         after_commit(connection, partial(emit, event))
 
 
-def extend(
-    connection: Connection, schema: str, lease: MessageLease, seconds: float
-) -> tuple[MessageLease, dt.datetime] | None:
-    """Have a lease end in so many seconds from now (0: now); return that which takes its place, and its end.
+def successor(lease: MessageLease) -> MessageLease:
+    """Return the lease that is to take the place of one that is extended."""
+    return lease._replace(number=secrets.randbits(53))
 
-    None: it has ended, and nothing is changed.
+
+def extend(
+    connection: Connection,
+    schema: str,
+    lease: MessageLease,
+    seconds: float,
+    by: MessageLease,
+    *,
+    waits: bool = True,
+) -> dt.datetime | None:
+    """Have a lease end in so many seconds from now (0: now), and ``by``, its `successor`, take its place.
+
+    Return its end. It may be done twice with the same one. None: the lease has ended, and nothing is changed.
+
+    Raises:
+        RowHeld: another transaction has the row; without ``waits``.
     """
-    (rows,) = execute(connection, sql.extend(schema, **_named(lease), number=lease.number, invisible=seconds))
-    return (lease._replace(number=rows[0][0]), rows[0][1]) if rows else None
+    statement = sql.extend(schema, waits=waits, **_one(lease), next=by.number, invisible=seconds)
+    if rows := _rows(connection, statement, waits=waits):
+        end: dt.datetime = rows[0][0]
+        return end
+    if not waits:
+        _refuse_held(connection, schema, [lease, by])
+    return None
+
+
+def _refuse_held(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> dict[MessageLease, Status]:
+    """Raise RowHeld if one of these leases holds its message still; return where it stands else."""
+    statuses = _statuses(connection, schema, leases)
+    if Status.TAKEN in statuses.values():
+        raise RowHeld
+    return statuses
 
 
 def renew(connection: Connection, schema: str, leases: Sequence[MessageLease], seconds: float) -> set[UUID]:
-    """Have leases of one group and topic end in so many seconds from now, each under its number.
+    """Have leases of one group and topic end in so many seconds from now, or later, each under its number.
 
-    Return the messages of those that hadn't ended.
+    One whose row another transaction has, which settles it, stays as it is. Return the messages of those that hadn't
+    ended.
     """
     if not leases:
         return set()
-    of = {"group": leases[0].group, "topic": leases[0].topic}
-    (rows,) = execute(connection, sql.renew(schema, **of, **_columns(leases), invisible=seconds))
-    return {id_ for (id_,) in rows}
+    statement = sql.renew(schema, waits=False, **_of(leases), **_columns(leases), invisible=seconds)
+    there = {id_ for (id_,) in _rows(connection, statement, waits=False)}
+    if left := [each for each in leases if each.message_id not in there]:
+        statuses = _statuses(connection, schema, left)
+        there |= {each.message_id for each, status in statuses.items() if status is Status.TAKEN}
+    return there
 
 
 def give_back(connection: Connection, schema: str, leases: Sequence[MessageLease]) -> None:
     """Have messages of one group and topic due again as they were: no client has seen them, so it was no attempt."""
     if leases:
-        of = {"group": leases[0].group, "topic": leases[0].topic}
-        execute(connection, sql.give_back(schema, **of, **_columns(leases)))
+        statement = sql.give_back(schema, waits=False, **_of(leases), **_columns(leases))
+        _rows(connection, statement, waits=False)
 
 
 def fail(
@@ -193,16 +256,24 @@ def fail(
     lease: MessageLease,
     failure: HandlerFailure,
     message: Message | None = None,
+    *,
+    waits: bool = True,
 ) -> Settlement:
     """Write that an attempt under a lease failed: the message is due again later, or parked, by the group's rules.
 
     As of a handler: a failure that says ``PARKED`` parks it at once, ``delay`` stands over the table of the group.
     ``message`` is for the callback that is told of parked ones. Where it still holds its key, the client's later
-    messages of the same take are given back, and wait behind it: they may not be handled, so it is no attempt.
+    messages of the same take are given back, and wait behind it: they may not be handled, so it is no attempt. One that
+    is said again, while the message waits or is parked since, is told so.
+
+    Raises:
+        RowHeld: another transaction has the row; without ``waits``.
     """
-    (rows,) = execute(connection, sql.lock(settings.schema, **_named(lease), number=lease.number))
+    rows = _rows(connection, sql.lock(settings.schema, waits=waits, **_one(lease)), waits=waits)
     if not rows:
-        return Settlement.LATE
+        statuses = _refuse_held(connection, settings.schema, [lease]) if not waits else {}
+        status = statuses.get(lease)
+        return Settlement.BEFORE if status is not None and status.tried and status.open else Settlement.LATE
     attempts, key, turn, taker, take_id = rows[0]
     row = record(connection, of_group, settings, lease, failure, attempts=attempts + 1, key=key, message=message)
     if key is not None and row.holds:
@@ -254,10 +325,26 @@ def _message(connection: Connection, of_group: Subscription, schema: str, lease:
     return to_entry(rows[0], of_group, lease.queue).message if rows else None
 
 
-def give_up(connection: Connection, schema: str, group: str, topic: str, taker: str, seconds: float = 1.0) -> int:
-    """Have all that a client has taken of a topic due again in so many seconds: it ends. Return how many they are."""
-    values = {"group": group, "topic": topic, "taker": taker, "seconds": seconds}
-    return len(execute(connection, sql.give_up(schema, **values))[0])
+def give_up(
+    connection: Connection,
+    schema: str,
+    group: str,
+    topic: str,
+    taker: str,
+    seconds: float = 1.0,
+    longest: float = LONGEST_LEASE,
+) -> int:
+    """Have all that a client has taken of a topic due again in so many seconds: it ends. Return how many they are.
+
+    What is taken for more than ``longest`` seconds from now stays so: in SQL, its handler has asked for more time. One
+    whose row another transaction has stays as it is.
+    """
+    values = {"group": group, "topic": topic, "taker": taker, "seconds": seconds, "longest": longest}
+    return len(_rows(connection, sql.give_up(schema, **values), waits=False))
+
+
+def _one(lease: MessageLease) -> dict[str, Any]:
+    return {**_of([lease]), **_columns([lease])}
 
 
 def _named(lease: MessageLease) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from outbox.consumer.sql import (
     last_turn,
     of_earlier_passage,
 )
-from outbox.database.execute import Template
+from outbox.database.execute import Statement, Template
 from outbox.database.sql import TIMED
 
 _UNTIL = "clock_timestamp() + make_interval(secs => %(invisible)s)"
@@ -99,8 +99,11 @@ RETURNING m.message_id, m.queue, m.position, m.attempts, m.lease, m.next_attempt
 take_again: Template = Template(f"""
 UPDATE {{s}}.consumer_message m
    SET lease = {_NUMBER}, next_attempt_at = {_UNTIL}, taken_by = %(taker)s, changed_at = clock_timestamp()
- WHERE consumer_group = %(group)s AND topic = %(topic)s AND take_id = %(take_id)s AND status = 'taken'
-   AND next_attempt_at > clock_timestamp()
+ WHERE consumer_group = %(group)s AND message_id = ANY (ARRAY(
+       SELECT message_id FROM {{s}}.consumer_message
+        WHERE consumer_group = %(group)s AND topic = %(topic)s AND take_id = %(take_id)s AND status = 'taken'
+          AND next_attempt_at > clock_timestamp()
+          FOR UPDATE SKIP LOCKED))
 RETURNING message_id, queue, position, attempts, lease, next_attempt_at, false,
           {FIRST_FAILED_AT}, passage, false, taken_by, order_key, turn
 """)
@@ -136,51 +139,75 @@ RETURNING c.message_id, c.lease, c.next_attempt_at
 
 #: The condition that a lease, by its message and its number, is the row's and hasn't ended.
 _HELD = "m.status = 'taken' AND m.lease = l.number AND m.next_attempt_at > clock_timestamp()"
+#: The leases that are named, as ``l (message_id, number, order_key)``: those alone that can be locked, or, of a form
+#: that waits, all of them; then the UPDATE waits.
+_LEASES = """FROM (SELECT c.message_id, c.order_key, l.number
+          FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+          JOIN {s}.consumer_message c ON c.consumer_group = %(group)s AND c.message_id = l.id
+         WHERE c.topic = %(topic)s AND c.status = 'taken'{free}) l"""
+
+
+class LeaseTemplate:
+    """A statement about leases in two forms: one waits for rows that other transactions have, one leaves them alone.
+
+    Another transaction that has such a row is settling it, and may last: its client may do so with its own change.
+    """
+
+    def __init__(self, sql: str) -> None:
+        free = sql.replace("{free}", " FOR UPDATE OF c SKIP LOCKED").replace("{skip}", " SKIP LOCKED")
+        self._forms = {True: Template(sql.replace("{free}", "").replace("{skip}", "")), False: Template(free)}
+
+    def __call__(self, schema: str, /, *, waits: bool, **named: object) -> Statement:
+        """Return the statement that waits, or the one that doesn't."""
+        return self._forms[waits](schema, **named)
+
 
 # The number of the lease stays: the client that settles twice, since its answer was lost, is told that it has.
 #: Write that messages were handled under these leases. Rows: ``(id, attempts, queue, number of the lease, order key)``,
 #: of those that could.
-acknowledge: Template = Template(f"""
+acknowledge: LeaseTemplate = LeaseTemplate(f"""
 UPDATE {{s}}.consumer_message m
    SET status = 'consumed', attempts = attempts + 1, next_attempt_at = NULL, last_error = NULL, error_kind = NULL,
        taken_by = NULL, take_id = NULL, order_key = NULL, turn = NULL, follows = false, changed_at = clock_timestamp()
-  FROM (SELECT c.message_id, c.order_key, l.number
-          FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
-          JOIN {{s}}.consumer_message c ON c.consumer_group = %(group)s AND c.message_id = l.id) l
- WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.message_id AND {_HELD}
+  {_LEASES}
+ WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id AND {_HELD}
 RETURNING m.message_id, m.attempts, m.queue, m.lease, l.order_key
 """)
 
-#: Which of these leases have settled their message before. Rows: ``(id, number of the lease)``.
-settled_before: Template = Template("""
-SELECT m.message_id, m.lease FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
-  JOIN {s}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
- WHERE m.status = 'consumed' AND m.lease = l.number
+#: Where messages stand that have the number of these leases still. Rows: ``(id, number of the lease, status)``: one
+#: that is taken, and whose lease hasn't ended, can't be settled now, since another transaction has it.
+statuses: Template = Template(f"""
+SELECT m.message_id, m.lease, m.status FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+  JOIN {{s}}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
+ WHERE m.lease = l.number AND (m.status <> 'taken' OR {_HELD})
 """)
 
-#: Have a lease end in so many seconds from now, under a new number. Rows: ``(number, end)``, or none if it has ended.
-extend: Template = Template(f"""
-UPDATE {{s}}.consumer_message m SET lease = {_NUMBER}, next_attempt_at = {_UNTIL}, changed_at = clock_timestamp()
-  FROM (SELECT %(number)s::bigint AS number) l
- WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(id)s AND {_HELD}
-RETURNING lease, next_attempt_at
+# It may be done twice, since the answer to its COMMIT was lost: by then the number is the new one.
+#: Have a lease end in so many seconds from now, under another number. Rows: ``(end,)``, or none if it has ended.
+extend: LeaseTemplate = LeaseTemplate(f"""
+UPDATE {{s}}.consumer_message m SET lease = %(next)s, next_attempt_at = {_UNTIL}, changed_at = clock_timestamp()
+  {_LEASES}
+ WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id
+   AND ({_HELD} OR m.status = 'taken' AND m.lease = %(next)s)
+RETURNING m.next_attempt_at
 """)
 
-#: Renew leases under their numbers: their clients are at work. Rows: ``(id,)`` of those that haven't ended.
-renew: Template = Template(f"""
-UPDATE {{s}}.consumer_message m SET next_attempt_at = {_UNTIL}
-  FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
- WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = l.id AND {_HELD}
-RETURNING message_id
+# One that its client has extended for longer stays so.
+#: Renew leases under their numbers: their clients are at work. Rows: ``(id,)`` of those that are renewed.
+renew: LeaseTemplate = LeaseTemplate(f"""
+UPDATE {{s}}.consumer_message m SET next_attempt_at = greatest(m.next_attempt_at, {_UNTIL})
+  {_LEASES}
+ WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id AND {_HELD}
+RETURNING m.message_id
 """)
 
 #: Have messages due again that were taken for a client that is gone: nothing was tried.
-give_back: Template = Template(f"""
+give_back: LeaseTemplate = LeaseTemplate(f"""
 UPDATE {{s}}.consumer_message m
    SET status = 'failed', next_attempt_at = clock_timestamp(), taken_by = NULL, take_id = NULL,
        changed_at = clock_timestamp()
-  FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
- WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = l.id AND {_HELD}
+  {_LEASES}
+ WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id AND {_HELD}
 """)
 
 # A row that another transaction has is left to it: its client settles it at this moment, in a transaction that may
@@ -201,11 +228,12 @@ UPDATE {{s}}.consumer_message
 
 #: Lock a message under a lease that hasn't ended. Rows: ``(attempts, order key, its turn there, client, take)`` or
 #: none.
-lock: Template = Template(f"""
+lock: LeaseTemplate = LeaseTemplate(f"""
 SELECT m.attempts, m.order_key, m.turn, m.taken_by, m.take_id
-  FROM {{s}}.consumer_message m, (SELECT %(number)s::bigint AS number) l
- WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = %(id)s AND {_HELD}
-   FOR UPDATE OF m
+  FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+  JOIN {{s}}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
+ WHERE {_HELD}
+   FOR UPDATE OF m{{skip}}
 """)
 
 #: Write what became of a locked message whose attempt failed: it is due again after ``delay`` seconds, or parked.
@@ -221,12 +249,17 @@ UPDATE {s}.consumer_message
     lossy=("error", "kind"),
 )
 
-#: Have all that a client has taken of a group due again soon: it has said that it ends. Rows: ``(id,)``.
+#: Have all that a client has taken of a group due again soon: it has said that it ends. What is taken for longer than
+#: ``longest`` stays so. Rows: ``(id,)``.
 give_up: Template = Template("""
 UPDATE {s}.consumer_message
    SET next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s), changed_at = clock_timestamp()
- WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'taken' AND taken_by = %(taker)s
-   AND next_attempt_at > clock_timestamp() + make_interval(secs => %(seconds)s)
+ WHERE consumer_group = %(group)s AND message_id = ANY (ARRAY(
+       SELECT message_id FROM {s}.consumer_message
+        WHERE consumer_group = %(group)s AND topic = %(topic)s AND status = 'taken' AND taken_by = %(taker)s
+          AND next_attempt_at > clock_timestamp() + make_interval(secs => %(seconds)s)
+          AND next_attempt_at <= clock_timestamp() + make_interval(secs => %(longest)s)
+          FOR UPDATE SKIP LOCKED))
 RETURNING message_id
 """)
 
