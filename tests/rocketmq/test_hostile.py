@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import grpc
@@ -131,6 +133,43 @@ def test_every_command(rocketmq: RocketmqServer) -> None:
             except grpc.RpcError as error:
                 assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert rocketmq.is_alive()
+
+
+#: Characters of which a run could have an expression try each of its parts.
+_RUNS = ("a", "a=", "=", " ", "0", "'", "/*", "--", "(", ",", "|", "%", "e1", "\u00fc", "\n")
+
+_PATTERNS = """
+import importlib, pkgutil, re, sys
+import outbox.rocketmq
+from outbox.rocketmq.options import RocketmqOptions, UserGuard, UserOptions
+from outbox.rocketmq.rules import Refused
+names = [each.name for each in pkgutil.iter_modules(outbox.rocketmq.__path__)]
+modules = [importlib.import_module(f"outbox.rocketmq.{name}") for name in names]
+patterns = {each for module in modules for each in vars(module).values() if isinstance(each, re.Pattern)}
+guard = UserGuard(RocketmqOptions(users={"u": UserOptions("s")}))
+for run in sys.argv[1:]:
+    text = run * 300_000
+    for pattern in patterns:
+        for end in ("", "!"):
+            pattern.match(text + end), pattern.fullmatch(text + end)
+    for header in (f"MQv2-HMAC-SHA1 {text}", f"MQv2-HMAC-SHA1 Credential=u, Signature={text}", text):
+        try:
+            guard.user_of({"authorization": header})
+        except Refused:
+            pass
+        else:
+            raise AssertionError(header[:40])
+print(len(patterns))
+"""
+
+
+def test_no_text_holds_the_loop() -> None:
+    """No expression that a client's bytes come to takes the square of their number, signed or not: minutes of these."""
+    done = subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-c", _PATTERNS, *_RUNS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert not done.returncode, done.stderr
+    assert int(done.stdout) >= 5
 
 
 def test_metadata(raw: RawClient) -> None:
