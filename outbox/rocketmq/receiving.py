@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,12 +87,16 @@ def _properties(message: Message) -> dict[str, str]:
 
 @dataclass(eq=False, slots=True)
 class Poll:
-    """A receive that waits: for so many messages, which are invisible for so long (seconds) then."""
+    """A receive: it waits for so many messages, which are invisible for so long (seconds) then.
+
+    ``sent`` is how many of those that it got its client was sent.
+    """
 
     client: str
     most: int
     invisible: float
     take_id: str | None
+    sent: int = 0
     done: asyncio.Future[list[Taken]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     taking: bool = False
     ended: bool = False
@@ -185,11 +189,18 @@ class SharedTaker:
         named = {"taker": poll.client, "take_id": poll.take_id, "invisible": poll.invisible}
         return self.group.take_on(connection, connection, poll.most, accepts=self._accepts, **named)
 
+    async def take_back(self, poll: Poll) -> None:
+        """Give back what a poll has got that its client wasn't sent: its call has ended before."""
+        if poll.done.done() and not poll.done.cancelled() and poll.done.exception() is None:
+            await self._give_back(poll.done.result()[poll.sent :])
+
     async def _give_back(self, taken: Sequence[Taken]) -> None:
         """Have messages due again that were taken for a poll whose client has gone.
 
         One that comes again under the same attempt id before has them already, under leases of its own.
         """
+        if not taken:
+            return
         try:
             leases = [each.lease for each in taken]
             await self._tables.run(partial(settlement.give_back, schema=self._tables.schema, leases=leases))
@@ -257,6 +268,7 @@ class ReceiveCalls:
         self._acks: GroupCommit[AckItem] = GroupCommit(tables, self._acknowledge, "AckMessage", _ACKS_GATHER)
         self.renewals: Renewals = Renewals(tables)
         self._stopping = False
+        self._tasks = set[asyncio.Task[None]]()
 
     async def renew(self) -> None:
         """Renew leases every now and then, until it is cancelled."""
@@ -303,8 +315,14 @@ class ReceiveCalls:
 
     # --- receive -----------------------------------------------------------------------------------------------------
 
-    async def receive_message(self, request: Any, client: Client, remaining: float | None) -> list[Any]:
-        """Return the parts of the answer: a status, the messages, and the time; ``remaining`` seconds are left."""
+    async def receive_message(
+        self, request: Any, client: Client, remaining: float | None, at_end: Callable[[Callable[[Any], None]], None]
+    ) -> Iterator[Any]:
+        """Return the parts of the answer: a status, the messages, and the time; ``remaining`` seconds are left.
+
+        Each part is asked for once the one before is out. ``at_end`` has a function called when the call has ended,
+        which may be at any moment: what wasn't sent is given back then.
+        """
         group, topic = self._pair(request, client)
         client.group = client.group or group
         invisible = RENEWED if request.auto_renew else check_invisible(millis(request.invisible_duration) / 1000)
@@ -313,20 +331,36 @@ class ReceiveCalls:
         if request.batch_size < 0:
             raise Refused(WireCode.BAD_REQUEST, f"batch size {request.batch_size} must be 0 or more")
         await self._tables.queues(topic)
-        taken: list[Taken] = []
-        if request.batch_size and not self._stopping:
-            fifo = self._tables.options.group(group).fifo
-            take_id = request.attempt_id if fifo and request.attempt_id else None
-            poll = Poll(client.id, min(request.batch_size, BATCH), invisible, take_id)
-            taken = await self._taker(group, topic, name, accepts).poll(poll, polling)
-        if request.auto_renew:
-            self.renewals.add([each.lease for each in taken], client)
+        if not request.batch_size or self._stopping:
+            return iter(self._parts([], request.message_queue.topic))
+        fifo = self._tables.options.group(group).fifo
+        take_id = request.attempt_id if fifo and request.attempt_id else None
+        poll = Poll(client.id, min(request.batch_size, BATCH), invisible, take_id)
+        taker = self._taker(group, topic, name, accepts)
+        at_end(lambda _: self._soon(taker.take_back(poll)))
+        taken = await taker.poll(poll, polling)
         if sum(len(each.message.stored) for each in taken) < _SMALL:
-            return self._parts(taken, request.message_queue.topic)
-        # Digests of many megabytes would hold up all other calls.
-        return await asyncio.get_running_loop().run_in_executor(
-            self._tables.threads, self._parts, taken, request.message_queue.topic
-        )
+            parts = self._parts(taken, request.message_queue.topic)
+        else:
+            # Digests of many megabytes would hold up all other calls.
+            parts = await asyncio.get_running_loop().run_in_executor(
+                self._tables.threads, self._parts, taken, request.message_queue.topic
+            )
+        return self._sent(parts, poll, taken, client if request.auto_renew else None)
+
+    def _sent(self, parts: Sequence[Any], poll: Poll, taken: Sequence[Taken], renewed: Client | None) -> Iterator[Any]:
+        """Yield the parts of an answer, and count those that are out; renew the leases once all are."""
+        for part in parts:
+            yield part
+            poll.sent += part.HasField("message")
+        if renewed is not None:
+            self.renewals.add([each.lease for each in taken], renewed)
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that no call waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _taker(self, group: str, topic: str, name: str, accepts: Accepts | None) -> SharedTaker:
         if (taker := self._takers.get((group, topic, name))) is None:

@@ -342,11 +342,13 @@ class RocketmqServer:
         remaining = context.time_remaining()
         with _measured("ReceiveMessage") as answered:
             try:
-                parts = await self._receiving.receive_message(request, self._enter(context), remaining)
+                client = self._enter(context)
+                parts = await self._receiving.receive_message(request, client, remaining, context.add_done_callback)
             except Exception as error:
                 status = self._refused("ReceiveMessage", error, request.message_queue, context)
-                parts = [new("ReceiveMessageResponse", status=status)]
-            answered(parts[0].status)
+                parts = iter([new("ReceiveMessageResponse", status=status)])
+            answered((first := next(parts)).status)
+        yield first
         for part in parts:
             yield part
 
