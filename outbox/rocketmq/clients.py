@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.message.content import MAX_TOPIC
-from outbox.rocketmq.options import UserOptions, must
+from outbox.rocketmq.options import NamedUser, must
 from outbox.rocketmq.rules import check_group, check_topic, is_topic
 from outbox.rocketmq.wire import WIRE
 from outbox.text import storable
@@ -94,7 +94,7 @@ class Client:
     version: str
     host: str
     since: float
-    user: UserOptions
+    user: NamedUser
     kind: int = 0
     group: str | None = None
     topics: frozenset[str] = frozenset()
@@ -131,6 +131,11 @@ class Client:
         return {"name": name}
 
     @property
+    def taker(self) -> str:
+        """Its name at what it takes: of each user by itself, since an id can be any client's."""
+        return f"{self.user.name}/{self.id}" if self.user.name else self.id
+
+    @property
     def is_reachable(self) -> bool:
         """Is there a stream of a producer that hasn't said goodbye? One that is stopped may keep its stream open."""
         return bool(self.streams) and not self.has_left
@@ -165,20 +170,20 @@ class Clients:
         self._loop = loop
         self._guard = threading.Lock()
         #: By the user too: what one user does under an id isn't what another one's client has said.
-        self._clients: OrderedDict[tuple[UserOptions, str], Client] = OrderedDict()
+        self._clients: OrderedDict[tuple[NamedUser, str], Client] = OrderedDict()
         self._turn = itertools.count()
         #: Has a client come, gone, or told of itself? Of the loop.
         self.news: asyncio.Event = asyncio.Event()
 
-    def heard(self, id_: str, user: UserOptions, metadata: Mapping[str, str], host: str) -> Client:
-        """Return the client that a request is of, and note that it was heard."""
+    def heard(self, id_: str, user: NamedUser, metadata: Mapping[str, str], host: str) -> Client:
+        """Return the client that a request is of, and note that it was heard: it is there, also after a goodbye."""
         now = time.monotonic()
         with self._guard:
             if (client := self._clients.get((user, id_))) is None:
                 self._forget(now)
                 language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _ABOUT_ITSELF)
                 client = self._clients[user, id_] = Client(id_, language, version, host, now, user)
-            client.heard_at = now
+            client.heard_at, client.has_left = now, False
             client.namespace = storable(metadata.get("x-mq-namespace", client.namespace))[:MAX_TOPIC]
             self._clients.move_to_end((user, id_))
             return client
@@ -204,7 +209,6 @@ class Clients:
         stream = CommandStream(self._loop)
         with self._guard:
             client.streams.append(stream)
-            client.has_left = False
         return stream
 
     def close(self, client: Client, stream: CommandStream) -> None:

@@ -91,6 +91,13 @@ class UserOptions:
         return _fits((*self.send, *self.receive), topic)
 
 
+@dataclass(frozen=True, slots=True)
+class NamedUser(UserOptions):
+    """A user by its name, which is part of what it is: two users may have the same rights."""
+
+    name: str = ""
+
+
 def _fits(patterns: tuple[str, ...], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -162,16 +169,19 @@ _TOPIC, _GROUP = ServedTopic(), GroupOptions()
 # UTC, so how fresh it is can't be judged: without TLS a signature that was overheard is good for ever.
 _ALGORITHM = "MQv2-HMAC-SHA1"
 #: What a client may do where no users are declared.
-ANYONE: UserOptions = UserOptions(send=("*",), receive=("*",), groups=("*",))
+ANYONE: NamedUser = NamedUser(send=("*",), receive=("*",), groups=("*",))
 
 
 class UserGuard:
     """Lets requests in by the users of a server's options."""
 
     def __init__(self, options: RocketmqOptions) -> None:
-        self._users = options.users
+        self._users = {
+            name: NamedUser(user.secret, None, user.send, user.receive, user.groups, name)
+            for name, user in options.users.items()
+        }
 
-    def user_of(self, metadata: Mapping[str, str]) -> UserOptions:
+    def user_of(self, metadata: Mapping[str, str]) -> NamedUser:
         """Return the user that has signed a request; raise Refused if none has."""
         if not self._users:
             return ANYONE

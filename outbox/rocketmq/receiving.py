@@ -234,18 +234,22 @@ class Renewals:
         self._held.get((lease.group, lease.topic), {}).pop(lease, None)
 
     async def once(self) -> None:
-        """Renew what is held; let go of what has ended, and of what belongs to clients that aren't there any more."""
-        oldest = time.monotonic() - _RENEW_FOR
+        """Renew what belongs to clients that are there; let go of what has ended, and of clients that are gone.
+
+        One that has said goodbye isn't gone before its leases have ended: another client may have said so for it.
+        """
+        now = time.monotonic()
         for pair, held in list(self._held.items()):
-            for lease in [each for each, (client, since) in held.items() if not client.is_there or since < oldest]:
-                del held[lease]
+            for lease, (client, since) in list(held.items()):
+                if since < now - _RENEW_FOR or not (client.is_there or client.heard_at > now - RENEWED):
+                    del held[lease]
             if not held:
                 del self._held[pair]
         # At once, each by itself: a group that fails, or waits for a lock, leaves the others theirs.
         await asyncio.gather(*(self._renew(held) for held in self._held.values()))
 
     async def _renew(self, held: dict[MessageLease, tuple[Client, float]]) -> None:
-        leases = list(held)
+        leases = [lease for lease, (client, _) in held.items() if client.is_there]
         renew = partial(settlement.renew, schema=self._tables.schema, leases=leases, seconds=RENEWED)
         try:
             renewed = await self._tables.run(renew)
@@ -335,7 +339,7 @@ class ReceiveCalls:
             return iter(self._parts([], request.message_queue.topic))
         fifo = self._tables.options.group(group).fifo
         take_id = request.attempt_id if fifo and request.attempt_id else None
-        poll = Poll(client.id, min(request.batch_size, BATCH), invisible, take_id)
+        poll = Poll(client.taker, min(request.batch_size, BATCH), invisible, take_id)
         taker = self._taker(group, topic, name, accepts)
         at_end(lambda _: self._soon(taker.take_back(poll)))
         taken = await taker.poll(poll, polling)
@@ -501,7 +505,7 @@ class ReceiveCalls:
             if client.user.may_receive(topic, group):
                 known, schema = self._groups.get((group, topic)), self._tables.schema
                 feed = topic if known is None else known.subscription.feed
-                give_up = partial(settlement.give_up, schema=schema, group=group, topic=feed, taker=client.id)
+                give_up = partial(settlement.give_up, schema=schema, group=group, topic=feed, taker=client.taker)
                 await self._tables.run(give_up)
                 asyncio.get_running_loop().call_later(1.0, self.wake, topic)
         return new("NotifyClientTerminationResponse", status=status_of(WireCode.OK))

@@ -165,7 +165,7 @@ print(len(patterns))
 
 def test_no_text_holds_the_loop() -> None:
     """No expression that a client's bytes come to takes the square of their number, signed or not: minutes of these."""
-    done = subprocess.run(  # noqa: S603 - this interpreter
+    done = subprocess.run(
         [sys.executable, "-c", _PATTERNS, *_RUNS], capture_output=True, text=True, timeout=60, check=False
     )
     assert not done.returncode, done.stderr
