@@ -11,15 +11,17 @@ import itertools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from outbox.message.content import MAX_TOPIC
 from outbox.rocketmq.options import NamedUser, must
 from outbox.rocketmq.rules import check_group, check_topic, is_topic
 from outbox.rocketmq.wire import WIRE
 from outbox.text import storable
+
+T = TypeVar("T")
 
 #: For so long (seconds) a client without a stream is remembered after it was heard last, and so many of them at most.
 _REMEMBERED, _MOST = 600.0, 50_000
@@ -115,12 +117,14 @@ class Client:
         return check_topic(self.name_of(resource))
 
     def group_of(self, resource: Any) -> str:
-        """Return the name of a group; raise Refused if it is none that a client may use."""
-        return check_group(self.name_of(resource))
+        """Return the name of a group; raise Refused if it is none, or none that its user may consume for."""
+        group = check_group(self.name_of(resource))
+        must(self.user.may_join(group), f"consume for group {group}")
+        return group
 
     def pair_of(self, group: Any, topic: Any) -> tuple[str, str]:
         """Return the names of a group and its topic; raise Refused if its user may not receive for it."""
-        pair = self.group_of(group), self.topic_of(topic)
+        pair = check_group(self.name_of(group)), self.topic_of(topic)
         must(self.user.may_receive(pair[1], pair[0]), f"receive from topic {pair[1]} for group {pair[0]}")
         return pair
 
@@ -218,15 +222,22 @@ class Clients:
         self.news.set()
 
     def settle(self, client: Client, settings: Any) -> None:
-        """Note what a client's settings say of it."""
+        """Note what a client's settings say of it: the topics, and the group, for which its user has the right.
+
+        Raises:
+            Refused: the group is none, or none of its user's; nothing of its subscription is noted.
+        """
         if settings.HasField("client_type"):
             client.kind = settings.client_type
         if settings.HasField("publishing"):
             client.kind = client.kind or _PRODUCER
-            client.topics = _topics(map(client.name_of, settings.publishing.topics))
+            client.topics = _topics(map(client.name_of, settings.publishing.topics), client.user.may_send)
         elif settings.HasField("subscription"):
-            client.topics = _topics(client.name_of(entry.topic) for entry in settings.subscription.subscriptions)
-            client.group = client.name_of(settings.subscription.group) or None
+            client.topics, client.group = frozenset(), None
+            if client.name_of(settings.subscription.group):
+                client.group = client.group_of(settings.subscription.group)
+            named = (client.name_of(entry.topic) for entry in settings.subscription.subscriptions)
+            client.topics = _topics(named, lambda topic: client.user.may_receive(topic, client.group or ""))
         if language := settings.user_agent.language:
             names = {number: name for name, number in WIRE.enums["Language"].items()}
             client.language = names.get(language, client.language)
@@ -271,13 +282,32 @@ class Clients:
         return sorted(known, key=rank)
 
     def handlers(self) -> list[dict[str, Any]]:
-        """Return what an operator sees of those that are there, the first `MOST_ROWS` of it."""
+        """Return what an operator sees of those that are there, at most `MOST_ROWS` of it.
+
+        Of each user as much as of the others, and of each of its clients: none hides another by its many topics.
+        """
         with self._guard:
             found = list(self._clients.values())
-        there = (each for each in sorted(found, key=lambda each: each.since) if each.is_there)
-        return list(itertools.islice((row for each in there for row in each.handlers()), MOST_ROWS))
+        of_users: dict[NamedUser, list[list[dict[str, Any]]]] = {}
+        for each in sorted(found, key=lambda each: each.since):
+            if each.is_there:
+                of_users.setdefault(each.user, []).append(each.handlers())
+        return list(itertools.islice(_in_turn(map(_in_turn, of_users.values())), MOST_ROWS))
 
 
-def _topics(names: Iterable[str]) -> frozenset[str]:
+def _in_turn(several: Iterable[Iterable[T]]) -> Iterator[T]:
+    """Yield the first ones of several, then the second ones, and so on."""
+    left = deque(map(iter, several))
+    while left:
+        for one in left[0]:
+            yield one
+            left.rotate(-1)
+            break
+        else:
+            left.popleft()
+
+
+def _topics(names: Iterable[str], allowed: Callable[[str], bool]) -> frozenset[str]:
     """Return those of the names that a topic can have, and so many of them at most that a client can't fill memory."""
-    return frozenset(itertools.islice(filter(is_topic, names), _MOST_TOPICS))
+    fit = (name for name in names if is_topic(name) and allowed(name))
+    return frozenset(itertools.islice(fit, _MOST_TOPICS))

@@ -86,6 +86,10 @@ class UserOptions:
         """May it receive the messages of a topic for a group, and settle them?"""
         return _fits(self.receive, topic) and _fits(self.groups, group)
 
+    def may_join(self, group: str) -> bool:
+        """May it be a consumer of a group, for whatever topic?"""
+        return _fits(self.groups, group)
+
     def may_see(self, topic: str) -> bool:
         """May it know of a topic?"""
         return _fits((*self.send, *self.receive), topic)

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from outbox.consumer.leased import settlement
 from outbox.rocketmq import clients, mapping, receiving
 from outbox.rocketmq.clients import Clients, CommandStream
-from outbox.rocketmq.options import ANYONE
+from outbox.rocketmq.options import ANYONE, NamedUser
 from outbox.rocketmq.server import RocketmqServer
 from outbox.rocketmq.wire import new
 from outbox.telemetry.events import PassFailed
@@ -153,3 +153,23 @@ async def test_clients_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPat
     for number in range(5, 8):
         known.heard(str(number), ANYONE, {}, "host")
     assert len(known._clients) < 5
+
+
+async def test_no_client_hides_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the rows of a report each user has as many as the others, and so has each of its clients."""
+    monkeypatch.setattr(clients, "MOST_ROWS", 8)
+    known = Clients(asyncio.get_running_loop())
+    users = {name: NamedUser(send=("*",), name=name) for name in ("many", "few")}
+    for number in range(20):
+        settings = new("Settings", publishing={"topics": [{"name": f"t{each}"} for each in range(20)]})
+        known.settle(known.heard(f"m{number}", users["many"], {}, "host"), settings)
+    one, other = (
+        new("Settings", publishing={"topics": [{"name": "orders"}]}),
+        known.heard("f", users["few"], {}, "host"),
+    )
+    known.settle(other, one)
+    rows = [(each["name"], each["topic"]) for each in known.handlers()]
+    assert (len(rows), rows[1]) == (8, ("f", "orders"))
+    assert {name for name, _ in rows} == {"f", *(f"m{number}" for number in range(7))}
+    known.settle(other, new("Settings", publishing={"topics": [{"name": f"o{each}"} for each in range(20)]}))
+    assert [each["name"] for each in known.handlers()].count("f") == 4

@@ -15,7 +15,7 @@ from sqlalchemy import text as sql
 from outbox import Settings
 from outbox.errors import InvalidSettings
 from outbox.rocketmq.mapping import recall_handle
-from outbox.rocketmq.options import RocketmqOptions, UserOptions
+from outbox.rocketmq.options import GroupOptions, RocketmqOptions, UserOptions
 from outbox.rocketmq.server import RocketmqServer
 from outbox.telemetry.events import ClientRefused
 from outbox.telemetry.hooks import TelemetryEvent
@@ -105,6 +105,27 @@ def test_rights(guarded: RocketmqServer) -> None:
         assert code(reader.call("QueryRoute", {"topic": {"name": "others"}})) == 20000
         assignment = {"topic": {"name": "orders"}, "group": {"name": "stock"}}
         assert code(shop.call("QueryAssignment", assignment)) == 40300
+
+
+def test_settings_and_heartbeats_have_rights(new_server: NewServer, heard: list[TelemetryEvent]) -> None:
+    """By those for another's group a client learns nothing of it, is none of its members, and holds up no deletion."""
+    stock = UserOptions("stock", send=("stock",), receive=("stock",), groups=("stock",))
+    groups = {"mail": GroupOptions(fifo=True, max_attempts=3, retry_delays=(7.0,))}
+    server = new_server(users={"shop": SHOP, "stock": stock}, groups=groups)
+    with RawClient(server.addresses[0], "stock", "stock") as raw:
+        command = raw.telemetry().send({"settings": raw.consuming("mail", "orders", "stock")}).get()
+        assert command is not None
+        assert (code(command), text(command)) == (40300, "the user may not consume for group mail")
+        assert command["settings"]["backoff_policy"]["max_attempts"] == 17
+        assert not command["settings"]["subscription"]["fifo"]
+        beaten = raw.call("Heartbeat", {"group": {"name": "mail"}, "client_type": "SIMPLE_CONSUMER"})
+        assert code(beaten) == 40300
+        ((group, topic),) = {(each["group"], each["topic"]) for each in server.clients.handlers()}
+        assert (group, topic) == (None, "")
+        raw.telemetry(raw.consuming("stock", "orders", "stock"))
+        raw.telemetry(raw.producing("orders"))
+        assert "orders" not in {each["topic"] for each in server.clients.handlers()}
+    assert {each.call for each in heard if isinstance(each, ClientRefused)} == {"Telemetry", "Heartbeat"}
 
 
 def test_halves_are_shown_to_those_that_may_send_alone(guarded: RocketmqServer) -> None:
