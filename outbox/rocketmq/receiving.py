@@ -30,7 +30,7 @@ from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, millis, new, status_of, time_fields
 from outbox.telemetry.events import ClientFiltersDiffer
 from outbox.telemetry.hooks import emit
-from outbox.text import topic_of
+from outbox.text import cut, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -50,6 +50,8 @@ _SQL = WIRE.enums["FilterType"]["SQL"]
 _IMPATIENT = frozenset({"HTTP", "NODE_JS"})
 #: So many takers or groups, and those that are idle are forgotten; answers of so many bytes are made in the loop.
 _FORGET, _SMALL = 1_000, 64 * 1024
+#: So many characters of a filter are told, and so many filters beside it.
+_SHOWN, _MOST_SHOWN = 200, 10
 _EXPIRED = "receipt handle is expired"
 
 Accepts = Callable[[Message], bool]
@@ -371,7 +373,8 @@ class ReceiveCalls:
             self._forget_idle()
             of_group = {key: each for key, each in self._takers.items() if key[:2] == (group, topic)}
             if busy := [key[2] for key, each in of_group.items() if time.monotonic() - each.polled_at < RENEWED]:
-                emit(ClientFiltersDiffer(group=group, topic=topic, filters=(*busy, name)))
+                shown = tuple(cut(each, _SHOWN) for each in (*busy[:_MOST_SHOWN], name))
+                emit(ClientFiltersDiffer(group=group, topic=topic, filters=shown))
             taker = SharedTaker(self._tables, self._group(group, topic), accepts)
             self._takers[group, topic, name] = taker
         return taker

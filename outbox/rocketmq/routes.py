@@ -13,7 +13,7 @@ from typing import Any
 
 from outbox.rocketmq.clients import Client, Clients, CommandStream
 from outbox.rocketmq.options import TopicType, must
-from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused
+from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused, check_bounds
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, new, status_of, time_fields
 from outbox.telemetry.events import ClientRefused
@@ -98,6 +98,10 @@ class Routes:
         async for command in commands:
             if (size := command.ByteSize()) > _MOST_BYTES:
                 raise NoSettings(f"a command of {size} bytes is too large, max is {_MOST_BYTES}")
+            try:
+                check_bounds(command)
+            except Refused as refused:
+                raise NoSettings(str(refused)) from None
             client = self._clients.heard(client.id, client.user, {}, client.host)
             if command.HasField("settings"):
                 status = status_of(WireCode.OK)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from outbox.errors import InvalidMessage, OutboxBusy
 from outbox.message.content import MAX_GROUP, MAX_TOPIC, check_any_topic
 from outbox.rocketmq.wire import WIRE, WireCode, millis
@@ -22,6 +24,9 @@ MAX_MESSAGE_GROUP = 64
 MAX_DELAY = 86_400
 MAX_RECOVERY = 3_600
 MIN_INVISIBLE, MAX_INVISIBLE = 10, 12 * 3_600
+#: So many bytes a text may have that has no smaller limit of its own, so many parts a list, so many bytes the address
+#: that a client has asked by: each queue of a route has it.
+MAX_TEXT, MAX_PARTS, MAX_ENDPOINTS = 16 * 1024, 1_000, 4 * 1024
 
 TYPES: Mapping[str, int] = WIRE.enums["MessageType"]
 NORMAL, FIFO, DELAY, TRANSACTION = (TYPES[name] for name in ("NORMAL", "FIFO", "DELAY", "TRANSACTION"))
@@ -29,6 +34,8 @@ _TYPE_NAMES = {number: name for name, number in TYPES.items()}
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _ALLOWED = "^[%|a-zA-Z0-9_-]+$"
+#: So many characters of a refused name are told.
+_SHOWN = 255
 #: As Java's `Character.isISOControl`.
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
 #: Properties that RocketMQ keeps for itself (`MessageConst.STRING_HASH_SET`).
@@ -42,6 +49,16 @@ TIMER_DELAY_LEVEL TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_ENQUEUE_
 TIMER_OUT_MS TIMER_DEL_UNIQKEY __transactionId__
 """
 RESERVED: frozenset[str] = frozenset(_RESERVED_WORDS.split())
+#: With which code a field of this name is refused that is too large; any other one with that of a bad request.
+_CODES: Mapping[str, WireCode] = {
+    "tag": WireCode.ILLEGAL_MESSAGE_TAG,
+    "keys": WireCode.ILLEGAL_MESSAGE_KEY,
+    "message_group": WireCode.ILLEGAL_MESSAGE_GROUP,
+    "expression": WireCode.ILLEGAL_FILTER_EXPRESSION,
+    "receipt_handle": WireCode.INVALID_RECEIPT_HANDLE,
+    "transaction_id": WireCode.INVALID_TRANSACTION_ID,
+}
+_IN_LISTS = frozenset({FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE})
 #: Headers of ours begin so; a property of this name would be taken for one.
 OWN_PREFIXES = ("outbox-", "rocketmq-")
 
@@ -63,6 +80,35 @@ def refusal_of(error: Exception) -> Refused:
     if isinstance(error, InvalidMessage):
         return Refused(WireCode.BAD_REQUEST, message_of(error))
     return Refused(WireCode.INTERNAL_SERVER_ERROR, "the server failed at this request; its log has the reason")
+
+
+def check_bounds(request: Any, where: str = "") -> None:
+    """Raise Refused if a text or a list in a request is too large, whatever the call does with it; name its field.
+
+    Bodies and properties have limits of their own.
+    """
+    if request.ByteSize() < 2 * MAX_PARTS:  # no more fits in: so are nearly all
+        return
+    for field, value in request.ListFields():
+        path, code = f"{where}{field.name}", _CODES.get(field.name, WireCode.BAD_REQUEST)
+        if isinstance(value, str):
+            _check_size(path, code, len(value.encode()), MAX_TEXT)
+        elif field.name == "endpoints":
+            _check_size(path, WireCode.ILLEGAL_ACCESS_POINT, value.ByteSize(), MAX_ENDPOINTS)
+        elif hasattr(value, "ListFields"):
+            check_bounds(value, f"{path}.")
+        elif field.type in _IN_LISTS and not hasattr(value, "keys"):
+            _check_size(path, code, len(value), MAX_PARTS, "parts")
+            for number, part in enumerate(value):
+                if isinstance(part, str):
+                    _check_size(f"{path}[{number}]", code, len(part.encode()), MAX_TEXT)
+                else:
+                    check_bounds(part, f"{path}[{number}].")
+
+
+def _check_size(path: str, code: WireCode, size: int, most: int, what: str = "bytes") -> None:
+    if size > most:
+        raise Refused(code, f"{path} has {size} {what}, max is {most}")
 
 
 def check_topic(name: str) -> str:
@@ -156,7 +202,7 @@ def _check_properties(message: Any) -> None:
     size = sum(len(text.encode()) for text in (system.tag, *system.keys))
     for name, value in properties.items():
         if name in RESERVED or name.lower().startswith(OWN_PREFIXES):
-            raise Refused(WireCode.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {name}")
+            raise Refused(WireCode.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {name[:_SHOWN]}")
         for what, text in (("key", name), ("value", value)):
             if _CONTROL.search(text):
                 refused = f"the {what} of property cannot contain control character"

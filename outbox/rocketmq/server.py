@@ -31,7 +31,7 @@ from outbox.rocketmq.clients import Client, Clients
 from outbox.rocketmq.options import RocketmqOptions, UserGuard
 from outbox.rocketmq.receiving import ReceiveCalls
 from outbox.rocketmq.routes import NoSettings, Routes
-from outbox.rocketmq.rules import Refused, refusal_of
+from outbox.rocketmq.rules import Refused, check_bounds, refusal_of
 from outbox.rocketmq.sending import SendCalls
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import SERVICE, WIRE, WireCode, new, status_of
@@ -308,19 +308,21 @@ class RocketmqServer:
         read, write = WIRE.classes[request].FromString, WIRE.classes[response].SerializeToString
         return make(function, request_deserializer=read, response_serializer=write)
 
-    def _enter(self, context: Any) -> Client:
-        """Return the client of a call; raise Refused if it isn't let in."""
+    def _enter(self, context: Any, request: Any = None) -> Client:
+        """Return the client of a call; raise Refused if it isn't let in, or asks for too much at once."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         user = self._guard.user_of(metadata)
         id_ = storable(metadata.get("x-mq-client-id", "")).strip()[:255]
         if not id_:
             raise Refused(WireCode.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        if request is not None:
+            check_bounds(request)
         return self.clients.heard(id_, user, metadata, _host_of(context.peer()))
 
     async def _answer(self, name: str, serve: Serve, request: Any, context: Any) -> Any:
         with _measured(name) as answered:
             try:
-                answer = await serve(request, self._enter(context))
+                answer = await serve(request, self._enter(context, request))
             except Exception as error:
                 answer = new(WIRE.calls[name][1], status=self._refused(name, error, request, context))
             answered(answer.status)
@@ -332,7 +334,7 @@ class RocketmqServer:
         id_ = next((value for key, value in context.invocation_metadata() or () if key == "x-mq-client-id"), "")
         client = storable(id_)[:255]
         if refused.code is WireCode.INTERNAL_SERVER_ERROR and refused is not error:
-            topic = storable(getattr(getattr(request, "topic", None), "name", ""))
+            topic = storable(getattr(getattr(request, "topic", None), "name", ""))[:255]
             self.tables.tell_call_failed(name, client, topic, error)
         elif refused.code in {WireCode.UNAUTHORIZED, WireCode.FORBIDDEN}:
             emit(ClientRefused(call=name, client=client, reason=str(refused)))
@@ -342,7 +344,7 @@ class RocketmqServer:
         remaining = context.time_remaining()
         with _measured("ReceiveMessage") as answered:
             try:
-                client = self._enter(context)
+                client = self._enter(context, request)
                 parts = await self._receiving.receive_message(request, client, remaining, context.add_done_callback)
             except Exception as error:
                 status = self._refused("ReceiveMessage", error, request.message_queue, context)

@@ -17,7 +17,7 @@ from outbox.rocketmq.clients import Clients, CommandStream
 from outbox.rocketmq.options import ANYONE, NamedUser
 from outbox.rocketmq.server import RocketmqServer
 from outbox.rocketmq.wire import new
-from outbox.telemetry.events import PassFailed
+from outbox.telemetry.events import ClientFiltersDiffer, PassFailed
 from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit.passes import dispatch_all
 from tests.rocketmq.raw import RawClient, body_of, code, handle_of, message
@@ -77,6 +77,20 @@ def test_groups_by_any_name_are_forgotten(
     assert code(raw.ack("orders", "mail", handle_of(first))) == 20000
     raw.telemetry(raw.consuming("mail", "orders", kind="PUSH_CONSUMER"))
     assert code(raw.change("orders", "mail", handle_of(first), "10s")) == 40013
+
+
+def test_what_is_told_of_filters_is_short(
+    raw: RawClient, monkeypatch: pytest.MonkeyPatch, heard: list[TelemetryEvent]
+) -> None:
+    """Of long ones their beginning, and of many some."""
+    monkeypatch.setattr(receiving, "_LEAST_POLLING", 0.5)
+    monkeypatch.setattr(receiving, "_MOST_SHOWN", 1)
+    for tag in ("a", "b", "c"):
+        tags = {"type": "TAG", "expression": tag * 16_000}
+        assert raw.receive("orders", "mail", filter_expression=tags, long_polling_timeout="1s")[0] == 40401
+    told = [each.filters for each in heard if isinstance(each, ClientFiltersDiffer)]
+    assert [[each[:5] for each in filters] for filters in told] == [["TAG a", "TAG b"], ["TAG a", "TAG c"]]
+    assert {len(each) for filters in told for each in filters} == {200}
 
 
 def test_large_answers_are_not_made_in_the_loop(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import pytest
 from google.protobuf import json_format
 from sqlalchemy import Engine
 from sqlalchemy import text as sql
@@ -16,7 +18,7 @@ from sqlalchemy.orm import Session
 from outbox import Outbox
 from outbox.consumer.leased.settlement import sealed
 from outbox.rocketmq.server import RocketmqServer
-from outbox.rocketmq.wire import WIRE
+from outbox.rocketmq.wire import PACKAGE, WIRE
 from tests.kit import tries
 from tests.kit.passes import dispatch_all
 from tests.rocketmq.raw import RawClient, code, message
@@ -118,6 +120,57 @@ def test_every_field(rocketmq: RocketmqServer, raw: RawClient, engine: Engine) -
     with engine.connect() as connection:
         assert connection.execute(sql("SELECT count(*) FROM outbox.half_message WHERE topic = 'orders'")).scalar_one()
     assert rocketmq.is_alive()
+
+
+def large(kind: Any, of: int, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield for each text of a kind of message its path, and a message with so many bytes there; lists have parts."""
+    for field in kind.DESCRIPTOR.fields:
+        name, sub = field.name, field.message_type
+        if sub is not None and sub.GetOptions().map_entry:
+            yield name, kind(**{name: {"name": "x" * of}})
+            yield name, kind(**{name: {"x" * of: "value"}})
+            continue
+        if sub is not None and sub.file.package == PACKAGE and depth < 4:
+            for path, value in large(WIRE.classes[sub.name], of, depth + 1):
+                yield f"{name}.{path}", kind(**{name: [value] if field.is_repeated else value})
+        if field.type == field.TYPE_STRING:
+            yield name, kind(**{name: ["x" * of] if field.is_repeated else "x" * of})
+        if field.is_repeated and field.type in {field.TYPE_STRING, field.TYPE_MESSAGE}:
+            made = kind()
+            for _ in range(of // 8):
+                getattr(made, name).append("") if sub is None else getattr(made, name).add()
+            yield name, made
+
+
+_MANY = [(name, path, made) for name in _CALLS for path, made in large(WIRE.classes[WIRE.calls[name][0]], 1 << 20)]
+
+
+def test_no_text_and_no_list_has_no_bound(raw: RawClient, engine: Engine) -> None:
+    """A megabyte in any text of any request, or a hundred thousand parts, is refused in few words, with its field."""
+    for name, path, made in _MANY:
+        whole = json_format.ParseDict(_NAMED.get(name, {}), WIRE.classes[WIRE.calls[name][0]]())
+        for ours in whole.DESCRIPTOR.fields:  # what is beside it is as it should be
+            if ours.name == path.partition(".")[0] and ours.is_repeated:
+                whole.ClearField(ours.name)
+        whole.MergeFrom(made)
+        call = raw._calls[name](whole, timeout=60, metadata=raw.metadata({}))
+        status = (next(iter(call)) if WIRE.calls[name][3] else call).status
+        assert 40000 <= status.code < 50000, (name, path, status)
+        assert status.code != 40401, (name, path, status)
+        assert len(status.message) < 400, (name, path, status)
+        assert status.code != 40000 or path.rpartition(".")[2] in status.message, (name, path, status)
+    with engine.connect() as connection:
+        assert not connection.execute(sql("SELECT count(*) FROM outbox.half_message")).scalar_one()
+
+
+def test_no_text_of_settings_has_no_bound(rocketmq: RocketmqServer) -> None:
+    """A megabyte anywhere in a command ends its stream, and so do many parts; nothing is known of them."""
+    for path, made in large(WIRE.classes["TelemetryCommand"], 1 << 20):
+        with RawClient(rocketmq.addresses[0]) as raw:
+            with pytest.raises(grpc.RpcError, match=r"max is|no publishing"):
+                list(raw._calls["Telemetry"](iter([made]), timeout=60, metadata=raw.metadata({})))
+            client = next(each for each in rocketmq.clients._clients.values() if each.id == raw.id)
+            assert (client.group, client.topics) == (None, frozenset()), path
 
 
 def test_every_command(rocketmq: RocketmqServer) -> None:
