@@ -178,6 +178,8 @@ class Clients:
         self._turn = itertools.count()
         #: Has a client come, gone, or told of itself? Of the loop.
         self.news: asyncio.Event = asyncio.Event()
+        #: To be told of each stream by which its client can't be asked any more.
+        self.closed: Callable[[CommandStream], None] = lambda _: None
 
     def heard(self, id_: str, user: NamedUser, metadata: Mapping[str, str], host: str) -> Client:
         """Return the client that a request is of, and note that it was heard: it is there, also after a goodbye."""
@@ -219,6 +221,7 @@ class Clients:
         """Note that a stream has ended."""
         with self._guard:
             client.streams.remove(stream)
+        self.closed(stream)
         self.news.set()
 
     def settle(self, client: Client, settings: Any) -> None:
@@ -248,6 +251,9 @@ class Clients:
         with self._guard:
             client.has_left = True
             client.transactions.clear()
+            streams = list(client.streams)
+        for stream in streams:
+            self.closed(stream)
         self.news.set()
 
     def end_streams(self) -> None:

@@ -299,6 +299,11 @@ class ReceiveCalls:
         for taker in self._takers.values():
             taker.end()
 
+    async def given_back(self, within: float) -> None:
+        """Return once what was cut off is given back, in so many seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within)
+
     def _pair(self, request: Any, client: Client) -> tuple[str, str]:
         """Return group and topic of a request, which its user may receive."""
         named = request.message_queue.topic if hasattr(request, "message_queue") else request.topic

@@ -69,7 +69,8 @@ WITH half AS MATERIALIZED (
 )
 SELECT half.id, half.topic, decided.resolution FROM half LEFT JOIN decided ON decided.half_id = half.id
 """)
-_OPS: Template = Template("SELECT half_id, resolution, decided_by FROM {s}.op_message WHERE half_id = ANY (%s)")
+#: Rows: ``(half id, verdict, its giver)`` of halves that are decided.
+OPS: Template = Template("SELECT half_id, resolution, decided_by FROM {s}.op_message WHERE half_id = ANY (%s)")
 _NO_TIME = dt.datetime.fromtimestamp(0, dt.UTC)
 _RESOLUTIONS = {
     WIRE.enums["TransactionResolution"]["COMMIT"]: Resolution.COMMIT,
@@ -288,7 +289,7 @@ class SendCalls:
         earlier = {half_id: (Resolution(verdict), "producer") for half_id, _, verdict in rows if verdict is not None}
         if left := [half_id for half_id, _, verdict in rows if verdict is None]:
             # A statement of its own: its snapshot sees the ops that the insert has waited for.
-            (rows,) = execute(connection, _OPS(schema, left))
+            (rows,) = execute(connection, OPS(schema, left))
             earlier |= {half_id: (Resolution(verdict), by) for half_id, verdict, by in rows}
         for item in items:
             item.earlier = earlier.get(item.half_id) if topics.get(item.half_id) == item.topic else None

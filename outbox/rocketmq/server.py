@@ -136,7 +136,7 @@ class RocketmqServer:
             self.tables.declare(self.options.topics)
             self._in_loop(self._start(credentials))
         except BaseException:
-            self._end_loop()
+            self._end_loop(self.drain_timeout)
             raise
         self._checking.start()
         self._running = True
@@ -209,27 +209,33 @@ class RocketmqServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:
-        """End in good order: answer what waits, finish what writes, end the streams; return when that is done."""
+        """End in good order: answer what waits, finish what writes, end the streams; return when that is done.
+
+        What isn't done within the setting ``drain_timeout``, such as a write that waits for another transaction's row,
+        loses its connection: it is rolled back, and its client tries again elsewhere.
+        """
         self._stopping.set()
         with self._ending:
             if self._running:
                 self._running = False
-                self._checking.stop()
-                self._in_loop(self._stop())
-                self._end_loop()
+                deadline = time.monotonic() + self.drain_timeout
+                self._checking.stop(self.drain_timeout)
+                self._in_loop(self._stop(deadline))
+                # A database that is away forgets it as it forgets a worker that died.
+                gone = partial(leave, settings=self.settings, worker_id=self._id)
+                self._end_loop(max(deadline - time.monotonic(), 0), gone)
                 emit(RocketmqStopped())
 
-    async def _stop(self) -> None:
+    async def _stop(self, deadline: float) -> None:
         self._receiving.end()
         self.clients.end_streams()
-        await self._server.stop(min(_GRACE, self.settings.drain_timeout))
+        await self._server.stop(min(_GRACE, max(deadline - time.monotonic(), 0)))
         for task in self._tasks:
             task.cancel()
-        with suppress(Exception):  # a database that is away forgets it as it forgets a worker that died
-            await self.tables.lend(lambda connection: leave(connection, self.settings, self._id))
+        await self._receiving.given_back(max(deadline - time.monotonic(), 0))
 
-    def _end_loop(self) -> None:
-        self.tables.end()
+    def _end_loop(self, within: float, last: Callable[[Connection], object] | None = None) -> None:
+        self.tables.end(within, last)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

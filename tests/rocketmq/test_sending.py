@@ -112,7 +112,7 @@ def test_what_comes_together_is_one_transaction(engine: Engine) -> None:
     try:
         asyncio.run(send_at_once())
     finally:
-        tables.end()
+        tables.end(60)
     with engine.connect() as connection:
         transactions = connection.execute(text("SELECT count(DISTINCT xid) FROM outbox.op_message")).scalar_one()
     assert {each.id for each in stored(engine)} == {item.half_id for item in items}
