@@ -8,6 +8,7 @@ with a lease (`outbox.consumer.leased`), so any server takes its handle, and a s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -345,7 +346,7 @@ class ReceiveCalls:
         if not request.batch_size or self._stopping:
             return iter(self._parts([], request.message_queue.topic))
         fifo = self._tables.options.group(group).fifo
-        take_id = request.attempt_id if fifo and request.attempt_id else None
+        take_id = _take_id(request, client, name) if fifo and request.attempt_id else None
         poll = Poll(client.taker, min(request.batch_size, BATCH), invisible, take_id)
         taker = self._taker(group, topic, name, accepts)
         at_end(lambda _: self._soon(taker.take_back(poll)))
@@ -517,6 +518,12 @@ class ReceiveCalls:
                 await self._tables.run(give_up)
                 asyncio.get_running_loop().call_later(1.0, self.wake, topic)
         return new("NotifyClientTerminationResponse", status=status_of(WireCode.OK))
+
+
+def _take_id(request: Any, client: Client, filter_name: str) -> str:
+    """Return the name of a take: an attempt id is one of a client; by another filter or batch size it is a new take."""
+    parts = request.attempt_id, client.taker, filter_name, str(request.batch_size)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _polling(request: Any, remaining: float | None) -> float:

@@ -51,6 +51,7 @@ class Victims:
             python("tests.rocketmq.dying", self.engine) as process,
             RawClient(self._start(process), options=_APART) as raw,
         ):
+            raw.id = self.survivor.id  # it is one client, which comes to the other server then
             assert process.stdin
             assert process.stdout
             process.stdin.write(f"{point}\n")
