@@ -150,8 +150,11 @@ def check_group(name: str) -> str:
     return name
 
 
-def check_message(message: Any, now: float) -> int:
-    """Return the type that a message has by what is in it; raise Refused if the proxy would. ``now`` is a Unix time."""
+def check_message(message: Any, now: float, most: int = MAX_BODY) -> int:
+    """Return the type that a message has by what is in it; raise Refused if the proxy would.
+
+    ``now`` is a Unix time, ``most`` how many bytes a body may have here, at most those that it may have there.
+    """
     system = message.system_properties
     if not system.message_id.strip():
         raise Refused(WireCode.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
@@ -160,8 +163,8 @@ def check_message(message: Any, now: float) -> int:
         raise Refused(WireCode.ILLEGAL_MESSAGE_ID, text)
     if not message.body:
         raise Refused(WireCode.MESSAGE_BODY_EMPTY, "message body cannot be empty")
-    if len(message.body) > MAX_BODY:
-        raise Refused(WireCode.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {MAX_BODY}")
+    if len(message.body) > (most := min(most, MAX_BODY)):
+        raise Refused(WireCode.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {most}")
     _check_texts(system)
     _check_properties(message)
     if (system.HasField("lite_topic") and system.lite_topic) or system.HasField("priority"):

@@ -212,7 +212,8 @@ class SendCalls:
             raise Refused(WireCode.MESSAGE_CORRUPTED, "topic in message is not same")
         must(client.user.may_send(check_topic(topic)), f"send to topic {topic}")
         now, expected = self._tables.clock(), self._tables.options.topic(topic).type
-        kinds = [check_message(message, now) for message in messages]
+        most = self._tables.settings.max_body_bytes
+        kinds = [check_message(message, now, most) for message in messages]
         await self._tables.queues(topic)
         for kind in kinds:
             check_type(expected, kind)

@@ -97,6 +97,26 @@ def test_a_group_is_served_whose_clients_are_not_listed(
         operator.delete_group("mail", topic="orders", by="me", why="test")
 
 
+def test_a_server_that_died(rocketmq: RocketmqServer, engine: Engine) -> None:
+    """The doctor says how such a server is started, beside a worker that lives."""
+    outbox = Outbox(engine)
+    wait_until(outbox.operator.workers, "it has reported")
+    rocketmq._in_loop(end_reports(rocketmq))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox.worker SET seen_at = seen_at - interval '5 minutes'"))
+    with Worker(outbox, roles=["dispatch"]):
+        wait_until(lambda: len(outbox.operator.workers()) == 2, "a worker has reported")
+        (found,) = [each for each in outbox.operator.overview().findings if each.code == "worker.lost"]
+    assert found.sentence.startswith("Server ")
+    assert "outbox rocketmq serve" in str(found.mend)
+
+
+async def end_reports(server: RocketmqServer) -> None:
+    """Have a server report no more, as one that was killed."""
+    for task in server._tasks:
+        task.cancel()
+
+
 def test_spans_and_measurements(raw: RawClient, telescope: Telescope) -> None:
     """Each call has a span of its own, and is measured by its answer."""
     assert code(raw.send(message("orders"))) == 20000
