@@ -90,7 +90,7 @@ def ask(checker: Checker, orphan: Orphan, connection: Connection) -> Answer:
         resolution = call(checker, orphan, connection)
     except CallFailed as failed:
         resolution, refusal = Resolution.UNKNOWN, str(failed)
-    except NotAsked:
+    except QuestionDropped:
         raise
     except Exception as error:
         return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began, cause=error)
@@ -111,7 +111,7 @@ def tell_parked(schema: str, checker: Checker, parked: Mapping[UUID, Row]) -> li
     return [write_notices(schema, callback.internal, callback.group, notices)]
 
 
-class NotAsked(Exception):
+class QuestionDropped(Exception):
     """The question never came to an answer, since the process that was asked went away: it was no check."""
 
 
@@ -164,7 +164,7 @@ class Interview:
             self.held = True
         try:
             answer = self._answer(connection)
-        except NotAsked:
+        except QuestionDropped:
             with self._guard:  # one that was given up by now has been recorded
                 self.held = self.abandoned
             raise

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.check.asker import Asker, Checker, NotAsked
+from outbox.check.asker import Asker, Checker, QuestionDropped
 from outbox.check.check_pass import check_once
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import Backoff, execute
@@ -85,13 +85,13 @@ class Questions:
 
         Raises:
             NoVerdict: it doesn't answer in time.
-            NotAsked: none is connected, or not for long enough to answer.
+            QuestionDropped: none is connected, or not for long enough to answer.
         """
         candidates = self._clients.producers(orphan.topic, orphan.headers.get(CLIENT_HEADER))
         streams = [(client, client.streams[-1:]) for client in candidates]
         client, stream = next(((client, stream[0]) for client, stream in streams if stream), (None, None))
         if client is None or stream is None:
-            raise NotAsked(f"no producer of topic {orphan.topic!r} is connected any more")
+            raise QuestionDropped(f"no producer of topic {orphan.topic!r} is connected any more")
         question = self._open[orphan.id] = ClientQuestion(orphan.topic, stream)
         message = wire_message(orphan, client.resource(orphan.topic))
         asking = new("RecoverOrphanedTransactionCommand", message=message, transaction_id=str(orphan.id))
@@ -102,7 +102,7 @@ class Questions:
         if question.answered.wait(self._timeout):
             if question.resolution is None:
                 self._drop(orphan.id, question)
-                raise NotAsked(f"client {client.id} had no time to answer: it is gone, or this server stops")
+                raise QuestionDropped(f"client {client.id} had no time to answer: it is gone, or this server stops")
             client.unanswered_at = None
             return question.resolution
         self._drop(orphan.id, question)

@@ -300,7 +300,7 @@ class ReceiveCalls:
         for taker in self._takers.values():
             taker.end()
 
-    async def given_back(self, within: float) -> None:
+    async def drain(self, within: float) -> None:
         """Return once what was cut off is given back, in so many seconds at most."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within)

@@ -232,7 +232,7 @@ class RocketmqServer:
         await self._server.stop(min(_GRACE, max(deadline - time.monotonic(), 0)))
         for task in self._tasks:
             task.cancel()
-        await self._receiving.given_back(max(deadline - time.monotonic(), 0))
+        await self._receiving.drain(max(deadline - time.monotonic(), 0))
 
     def _end_loop(self, within: float, last: Callable[[Connection], object] | None = None) -> None:
         self.tables.end(within, last)
