@@ -90,6 +90,8 @@ def ask(checker: Checker, orphan: Orphan, connection: Connection) -> Answer:
         resolution = call(checker, orphan, connection)
     except CallFailed as failed:
         resolution, refusal = Resolution.UNKNOWN, str(failed)
+    except QuestionDropped:
+        raise
     except Exception as error:
         return Answer(Resolution.UNKNOWN, error_text(error), time.monotonic() - began, cause=error)
     return Answer(resolution, refusal, time.monotonic() - began)
@@ -107,6 +109,10 @@ def tell_parked(schema: str, checker: Checker, parked: Mapping[UUID, Row]) -> li
         return []
     notices = [Notice(parked_notice(id_, None), id_, parked_facts(None, *why)) for id_, why in parked.items()]
     return [write_notices(schema, callback.internal, callback.group, notices)]
+
+
+class QuestionDropped(Exception):
+    """The question never came to an answer, since the process that was asked went away: it was no check."""
 
 
 class _QuestionClosed(Exception):
@@ -156,7 +162,12 @@ class Interview:
             if self.abandoned:
                 return Counts()
             self.held = True
-        answer = self._answer(connection)
+        try:
+            answer = self._answer(connection)
+        except QuestionDropped:
+            with self._guard:  # one that was given up by now has been recorded
+                self.held = self.abandoned
+            raise
         if answer.resolution is Resolution.UNKNOWN:
             self.record_unknown(connection, answer)
             return Counts()

@@ -527,6 +527,8 @@ def _command_of(act: WholeAct, where: type, opened: Opened) -> Callable[..., Non
                 print_as(acting.output, preview, *_tables(act, values, preview))
             elif note := getattr(preview, "note", ""):
                 say(f"note: {note}")
+            if acting.dry_run and (refused := getattr(preview, "refusal", "")):
+                say(f"it would be refused: {refused}")
             if not acting.dry_run:
                 _ask(act, values, refusal, acting, preview)
                 _do(act, part, act.pinned(values, preview), acting)

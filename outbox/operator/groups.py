@@ -35,7 +35,7 @@ from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import GroupLag, HealthViews
 from outbox.operator.health.stats import fields_of
-from outbox.operator.health.workers import CONSUMING, merged, workers_in
+from outbox.operator.health.workers import CONSUMING, done, merged, workers_in
 from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, topic_of
@@ -53,6 +53,8 @@ _OLDEST = 100 * 365 * 86_400.0
 _DAYS = {"today": dt.timedelta(), "yesterday": dt.timedelta(days=1)}
 #: Inbox rows that are deleted in one transaction.
 _BATCH = 10_000
+#: So many clients are named in a refusal.
+_NAMED = 3
 
 # --- in the producer's database --------------------------------------------------------------------------------------
 
@@ -240,13 +242,18 @@ class GroupMove:
 
 @dataclass(frozen=True, slots=True)
 class GroupContents:
-    """Count what goes with a deleted group: its inbox rows by status; ``workers`` are the names of its consumers."""
+    """Count what goes with a deleted group: its inbox rows by status.
+
+    ``workers`` are the names of the processes that consume for it, ``clients`` the ids of RocketMQ's clients that do so
+    by such a process; a client that isn't listed there may have received a moment ago.
+    """
 
     database: str
     group: str
     topic: str
     inbox: dict[str, int]
     workers: list[str]
+    clients: list[str]
 
     @property
     def reach(self) -> int:
@@ -256,7 +263,12 @@ class GroupContents:
     @property
     def refusal(self) -> str:
         """Why the act would be refused; empty where it wouldn't."""
-        return f"{', '.join(self.workers)} consumes for it" if self.workers else ""
+        if not self.workers:
+            return ""
+        mend = "take its consumer out of the application, or stop its RocketMQ clients, first"
+        more = ", …" if len(self.clients) > _NAMED else ""
+        named = f"{counted(len(self.clients), 'RocketMQ client')}: {', '.join(self.clients[:_NAMED])}{more}"
+        return f"{', '.join(self.workers)} consumes for it{f' ({named})' if self.clients else ''}; {mend}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,10 +435,7 @@ class Groups(HealthViews):
         consumer = self._whole_group(group, topic, database)
         contents = _contents(consumer, group, topic)
         if contents.workers:
-            raise ActRefused(
-                f"group {group!r} of topic {topic!r} isn't gone: {', '.join(contents.workers)} consumes for it; take "
-                "its consumer out of the application first"
-            )
+            raise ActRefused(f"group {group!r} of topic {topic!r} isn't gone: {contents.refusal}")
         with unless_locked(partial(busy, f"group {group!r} of topic {topic!r}")), consumer.acting() as connection:
             for feed in sorted({topic, *(feed for (feed,) in execute(connection, _FEEDS(consumer.schema, **pair))[0])}):
                 _lock_group(connection, consumer.schema, group, feed)
@@ -569,10 +578,13 @@ def _start_of(to: Start | str) -> Start | dt.timedelta:
 def _contents(consumer: Database, group: str, topic: str) -> GroupContents:
     with consumer.read_only(_COUNTING) as connection:
         (inbox,) = execute(connection, _CONTENTS(consumer.schema, group=group, topic=topic))
-        handlers = merged(workers_in(connection, consumer))
-    ours = [each for each in handlers if each.kind in CONSUMING and (each.topic, each.group) == (topic, group)]
-    workers = sorted({worker for each in ours for worker in each.workers})
-    return GroupContents(consumer.name, group, topic, dict(inbox), workers)
+        reports = workers_in(connection, consumer)
+    of_group = [each for each in merged(reports) if (each.topic, each.group) == (topic, group)]
+    workers = {worker for each in of_group if each.kind in CONSUMING for worker in each.workers}
+    # A server lists some of its clients, and has a duty for each group for which one has received lately.
+    workers |= {each.row.name for each in reports if done([each], f"consume {topic} of {group}")}
+    clients = sorted({each.name for each in of_group if each.kind == "client"})
+    return GroupContents(consumer.name, group, topic, dict(inbox), sorted(workers), clients)
 
 
 def _missing(plan: _Plan, moves: Sequence[tuple[StartPosition, QueueMove]], messages: int) -> int:

@@ -11,20 +11,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox.check.asker import Asker, Checker
+from outbox.check.asker import Asker, Checker, QuestionDropped
 from outbox.check.check_pass import check_once
 from outbox.database.engines import EngineRunner
 from outbox.database.execute import Backoff, execute
 from outbox.database.sql import nudge
 from outbox.message.model import Counts, Orphan, Resolution
-from outbox.rocketmq.clients import Clients
+from outbox.rocketmq.clients import Clients, CommandStream
 from outbox.rocketmq.mapping import CLIENT_HEADER, wire_message
-from outbox.rocketmq.sending import ASKER
+from outbox.rocketmq.sending import ASKER, OPS
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import new
 from outbox.telemetry.events import HalfChecked
@@ -42,50 +42,90 @@ _STOP_WITHIN = 10.0
 
 
 class NoVerdict(Exception):
-    """No producer answered a question in time, or none is connected any more."""
+    """No producer answered a question in time."""
 
 
 @dataclass(eq=False, slots=True)
 class ClientQuestion:
-    """A question to a client about a half of a topic: the verdict, and what waits for it to be recorded."""
+    """A question to a client about a half of a topic, by a stream: the verdict, and what waits for it to be recorded.
+
+    ``resolution`` is None if it has ended without an answer that could come: the stream has, or the server stops.
+    """
 
     topic: str
+    stream: CommandStream
     answered: threading.Event = field(default_factory=threading.Event)
-    resolution: Resolution = Resolution.UNKNOWN
+    resolution: Resolution | None = None
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Questions:
-    """The questions that wait for an answer, by their halves; each for ``timeout`` seconds."""
+    """The questions that wait for an answer, by their halves; each for ``timeout`` seconds.
 
-    def __init__(self, clients: Clients, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+    ``decided`` finds the verdict on a half that another server was given.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        loop: asyncio.AbstractEventLoop,
+        timeout: float,
+        decided: Callable[[UUID], Resolution | None],
+    ) -> None:
         self._clients = clients
         self._loop = loop
         self._timeout = timeout
+        self._decided = decided
         self._open: dict[UUID, ClientQuestion] = {}
+        self._ended = False
+        clients.closed = self._close
 
     def ask(self, orphan: Orphan) -> Resolution:
         """Ask a producer about a half, in the thread of its check; return the verdict.
 
         Raises:
-            NoVerdict: none is connected, or it doesn't answer in time.
+            NoVerdict: it doesn't answer in time.
+            QuestionDropped: none is connected, or not for long enough to answer.
         """
         candidates = self._clients.producers(orphan.topic, orphan.headers.get(CLIENT_HEADER))
         streams = [(client, client.streams[-1:]) for client in candidates]
         client, stream = next(((client, stream[0]) for client, stream in streams if stream), (None, None))
         if client is None or stream is None:
-            raise NoVerdict(f"no producer of topic {orphan.topic!r} is connected any more")
-        question = self._open[orphan.id] = ClientQuestion(orphan.topic)
+            raise QuestionDropped(f"no producer of topic {orphan.topic!r} is connected any more")
+        question = self._open[orphan.id] = ClientQuestion(orphan.topic, stream)
         message = wire_message(orphan, client.resource(orphan.topic))
         asking = new("RecoverOrphanedTransactionCommand", message=message, transaction_id=str(orphan.id))
         stream.put(new("TelemetryCommand", recover_orphaned_transaction_command=asking))
-        if not question.answered.wait(self._timeout):
-            client.unanswered_at = time.monotonic()
-            if self._open.get(orphan.id) is question:
-                del self._open[orphan.id]
-            raise NoVerdict(f"client {client.id} gave no answer within {self._timeout:g} s")
-        client.unanswered_at = None
-        return question.resolution
+        # One that has closed before the question was known here tells it of nothing.
+        if stream not in client.streams or self._ended:
+            question.answered.set()
+        if question.answered.wait(self._timeout):
+            if question.resolution is None:
+                self._drop(orphan.id, question)
+                raise QuestionDropped(f"client {client.id} had no time to answer: it is gone, or this server stops")
+            client.unanswered_at = None
+            return question.resolution
+        self._drop(orphan.id, question)
+        if (decided := self._decided(orphan.id)) is not None:
+            return decided
+        client.unanswered_at = time.monotonic()
+        raise NoVerdict(f"client {client.id} gave no answer within {self._timeout:g} s")
+
+    def _drop(self, half_id: UUID, question: ClientQuestion) -> None:
+        if self._open.get(half_id) is question:
+            del self._open[half_id]
+
+    def _close(self, stream: CommandStream) -> None:
+        """End the questions that were put by a stream."""
+        for question in list(self._open.values()):
+            if question.stream is stream:
+                question.answered.set()
+
+    def end(self) -> None:
+        """End all questions, and put none any more: the server stops."""
+        self._ended = True
+        for question in list(self._open.values()):
+            question.answered.set()
 
     def hand_over(self, half_id: UUID, topic: str, resolution: Resolution) -> Awaitable[object] | None:
         """Give a client's verdict to the check that waits for it; return what to await until it is recorded.
@@ -139,7 +179,8 @@ class Checking:
 
     def __init__(self, tables: Tables, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._tables = tables
-        self.questions: Questions = Questions(clients, loop, tables.settings.check_timeout * _FOR_CLIENT)
+        timeout = tables.settings.check_timeout * _FOR_CLIENT
+        self.questions: Questions = Questions(clients, loop, timeout, self._decided)
         self._checkers = LiveCheckers(tables, clients, self.questions)
         self._asker = Asker(lambda _: EngineRunner(tables.engine), tables.settings.checks_in_flight, ASKER)
         #: How its last pass fared, as workers tell of their duties.
@@ -152,10 +193,11 @@ class Checking:
         self._forget = add_hook(self.questions.tell)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Begin no new check; wait for those that are under way, and for a moment at most."""
+    def stop(self, within: float) -> None:
+        """Begin no new check; end those that wait for an answer, at no check's cost; return in so many seconds."""
         self._stopping.set()
-        self._thread.join(_STOP_WITHIN)
+        self.questions.end()
+        self._thread.join(min(_STOP_WITHIN, within))
         self._asker.end()
         self._forget()
 
@@ -174,6 +216,10 @@ class Checking:
                 backoff.reset()
                 failures, pause = 0, 0.0 if more else settings.check_interval
                 self.health = {"failures": 0, "last_error": None}
+
+    def _decided(self, half_id: UUID) -> Resolution | None:
+        (rows,) = self._tables.do(lambda connection: execute(connection, OPS(self._tables.schema, [half_id])))
+        return Resolution(rows[0][1]) if rows else None
 
     def once(self) -> Counts:
         """Make one pass."""

@@ -11,15 +11,17 @@ import itertools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from outbox.message.content import MAX_TOPIC
-from outbox.rocketmq.options import UserOptions, must
+from outbox.rocketmq.options import NamedUser, must
 from outbox.rocketmq.rules import check_group, check_topic, is_topic
 from outbox.rocketmq.wire import WIRE
 from outbox.text import storable
+
+T = TypeVar("T")
 
 #: For so long (seconds) a client without a stream is remembered after it was heard last, and so many of them at most.
 _REMEMBERED, _MOST = 600.0, 50_000
@@ -95,7 +97,7 @@ class Client:
     version: str
     host: str
     since: float
-    user: UserOptions
+    user: NamedUser
     kind: int = 0
     group: str | None = None
     topics: frozenset[str] = frozenset()
@@ -116,12 +118,14 @@ class Client:
         return check_topic(self.name_of(resource))
 
     def group_of(self, resource: Any) -> str:
-        """Return the name of a group; raise Refused if it is none that a client may use."""
-        return check_group(self.name_of(resource))
+        """Return the name of a group; raise Refused if it is none, or none that its user may consume for."""
+        group = check_group(self.name_of(resource))
+        must(self.user.may_join(group), f"consume for group {group}")
+        return group
 
     def pair_of(self, group: Any, topic: Any) -> tuple[str, str]:
         """Return the names of a group and its topic; raise Refused if its user may not receive for it."""
-        pair = self.group_of(group), self.topic_of(topic)
+        pair = check_group(self.name_of(group)), self.topic_of(topic)
         must(self.user.may_receive(pair[1], pair[0]), f"receive from topic {pair[1]} for group {pair[0]}")
         return pair
 
@@ -130,6 +134,11 @@ class Client:
         if self.namespace and name.startswith(f"{self.namespace}%"):
             return {"resource_namespace": self.namespace, "name": name[len(self.namespace) + 1 :]}
         return {"name": name}
+
+    @property
+    def taker(self) -> str:
+        """Its name at what it takes: of each user by itself, since an id can be any client's."""
+        return f"{self.user.name}/{self.id}" if self.user.name else self.id
 
     @property
     def is_reachable(self) -> bool:
@@ -166,20 +175,22 @@ class Clients:
         self._loop = loop
         self._guard = threading.Lock()
         #: By the user too: what one user does under an id isn't what another one's client has said.
-        self._clients: OrderedDict[tuple[UserOptions, str], Client] = OrderedDict()
+        self._clients: OrderedDict[tuple[NamedUser, str], Client] = OrderedDict()
         self._turn = itertools.count()
         #: Has a client come, gone, or told of itself? Of the loop.
         self.news: asyncio.Event = asyncio.Event()
+        #: To be told of each stream by which its client can't be asked any more.
+        self.closed: Callable[[CommandStream], None] = lambda _: None
 
-    def heard(self, id_: str, user: UserOptions, metadata: Mapping[str, str], host: str) -> Client:
-        """Return the client that a request is of, and note that it was heard."""
+    def heard(self, id_: str, user: NamedUser, metadata: Mapping[str, str], host: str) -> Client:
+        """Return the client that a request is of, and note that it was heard: it is there, also after a goodbye."""
         now = time.monotonic()
         with self._guard:
             if (client := self._clients.get((user, id_))) is None:
                 self._forget(now)
                 language, version = (storable(metadata.get(f"x-mq-{name}", ""))[:80] for name in _ABOUT_ITSELF)
                 client = self._clients[user, id_] = Client(id_, language, version, host, now, user)
-            client.heard_at = now
+            client.heard_at, client.has_left = now, False
             client.namespace = storable(metadata.get("x-mq-namespace", client.namespace))[:MAX_TOPIC]
             self._clients.move_to_end((user, id_))
             return client
@@ -205,25 +216,32 @@ class Clients:
         stream = CommandStream(self._loop)
         with self._guard:
             client.streams.append(stream)
-            client.has_left = False
         return stream
 
     def close(self, client: Client, stream: CommandStream) -> None:
         """Note that a stream has ended."""
         with self._guard:
             client.streams.remove(stream)
+        self.closed(stream)
         self.news.set()
 
     def settle(self, client: Client, settings: Any) -> None:
-        """Note what a client's settings say of it."""
+        """Note what a client's settings say of it: the topics, and the group, for which its user has the right.
+
+        Raises:
+            Refused: the group is none, or none of its user's; nothing of its subscription is noted.
+        """
         if settings.HasField("client_type"):
             client.kind = settings.client_type
         if settings.HasField("publishing"):
             client.kind = client.kind or _PRODUCER
-            client.topics = _topics(map(client.name_of, settings.publishing.topics))
+            client.topics = _topics(map(client.name_of, settings.publishing.topics), client.user.may_send)
         elif settings.HasField("subscription"):
-            client.topics = _topics(client.name_of(entry.topic) for entry in settings.subscription.subscriptions)
-            client.group = client.name_of(settings.subscription.group) or None
+            client.topics, client.group = frozenset(), None
+            if client.name_of(settings.subscription.group):
+                client.group = client.group_of(settings.subscription.group)
+            named = (client.name_of(entry.topic) for entry in settings.subscription.subscriptions)
+            client.topics = _topics(named, lambda topic: client.user.may_receive(topic, client.group or ""))
         if language := settings.user_agent.language:
             names = {number: name for name, number in WIRE.enums["Language"].items()}
             client.language = names.get(language, client.language)
@@ -234,6 +252,9 @@ class Clients:
         with self._guard:
             client.has_left = True
             client.transactions.clear()
+            streams = list(client.streams)
+        for stream in streams:
+            self.closed(stream)
         self.news.set()
 
     def end_streams(self) -> None:
@@ -268,13 +289,32 @@ class Clients:
         return sorted(known, key=rank)
 
     def handlers(self) -> list[dict[str, Any]]:
-        """Return what an operator sees of those that are there, the first `MOST_ROWS` of it."""
+        """Return what an operator sees of those that are there, at most `MOST_ROWS` of it.
+
+        Of each user as much as of the others, and of each of its clients: none hides another by its many topics.
+        """
         with self._guard:
             found = list(self._clients.values())
-        there = (each for each in sorted(found, key=lambda each: each.since) if each.is_there)
-        return list(itertools.islice((row for each in there for row in each.handlers()), MOST_ROWS))
+        of_users: dict[NamedUser, list[list[dict[str, Any]]]] = {}
+        for each in sorted(found, key=lambda each: each.since):
+            if each.is_there:
+                of_users.setdefault(each.user, []).append(each.handlers())
+        return list(itertools.islice(_in_turn(map(_in_turn, of_users.values())), MOST_ROWS))
 
 
-def _topics(names: Iterable[str]) -> frozenset[str]:
+def _in_turn(several: Iterable[Iterable[T]]) -> Iterator[T]:
+    """Yield the first ones of several, then the second ones, and so on."""
+    left = deque(map(iter, several))
+    while left:
+        for one in left[0]:
+            yield one
+            left.rotate(-1)
+            break
+        else:
+            left.popleft()
+
+
+def _topics(names: Iterable[str], allowed: Callable[[str], bool]) -> frozenset[str]:
     """Return those of the names that a topic can have, and so many of them at most that a client can't fill memory."""
-    return frozenset(itertools.islice(filter(is_topic, names), _MOST_TOPICS))
+    fit = (name for name in names if is_topic(name) and allowed(name))
+    return frozenset(itertools.islice(fit, _MOST_TOPICS))

@@ -8,9 +8,10 @@ with a lease (`outbox.consumer.leased`), so any server takes its handle, and a s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +32,7 @@ from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, millis, new, status_of, time_fields
 from outbox.telemetry.events import ClientFiltersDiffer
 from outbox.telemetry.hooks import emit
-from outbox.text import topic_of
+from outbox.text import cut, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -51,6 +52,8 @@ _SQL = WIRE.enums["FilterType"]["SQL"]
 _IMPATIENT = frozenset({"HTTP", "NODE_JS"})
 #: So many takers or groups, and those that are idle are forgotten; answers of so many bytes are made in the loop.
 _FORGET, _SMALL = 1_000, 64 * 1024
+#: So many characters of a filter are told, and so many filters beside it.
+_SHOWN, _MOST_SHOWN = 200, 10
 _EXPIRED = "receipt handle is expired"
 #: After so many seconds each, a row that another transaction has is tried again; then the client is told to.
 _AGAIN = (0.05, 0.1, 0.2, 0.4)
@@ -92,12 +95,16 @@ def _properties(message: Message) -> dict[str, str]:
 
 @dataclass(eq=False, slots=True)
 class Poll:
-    """A receive that waits: for so many messages, which are invisible for so long (seconds) then."""
+    """A receive: it waits for so many messages, which are invisible for so long (seconds) then.
+
+    ``sent`` is how many of those that it got its client was sent.
+    """
 
     client: str
     most: int
     invisible: float
     take_id: str | None
+    sent: int = 0
     done: asyncio.Future[list[Taken]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     is_new: bool = False
     taking: bool = False
@@ -197,11 +204,18 @@ class SharedTaker:
         named = {"taker": poll.client, "take_id": poll.take_id, "invisible": poll.invisible}
         return self.group.take_on(connection, connection, poll.most, accepts=self._accepts, **named)
 
+    async def take_back(self, poll: Poll) -> None:
+        """Give back what a poll has got that its client wasn't sent: its call has ended before."""
+        if poll.done.done() and not poll.done.cancelled() and poll.done.exception() is None:
+            await self._give_back(poll.done.result()[poll.sent :])
+
     async def _give_back(self, taken: Sequence[Taken]) -> None:
         """Have messages due again that were taken for a poll whose client has gone.
 
         One that comes again under the same attempt id before has them already, under leases of its own.
         """
+        if not taken:
+            return
         try:
             leases = [each.lease for each in taken]
             await self._tables.run(partial(settlement.give_back, schema=self._tables.schema, leases=leases))
@@ -236,11 +250,15 @@ class Renewals:
         self._held.get((lease.group, lease.topic), {}).pop(lease, None)
 
     async def once(self) -> None:
-        """Renew what is held; let go of what has ended, and of what belongs to clients that aren't there any more."""
-        oldest = time.monotonic() - _RENEW_FOR
+        """Renew what belongs to clients that are there; let go of what has ended, and of clients that are gone.
+
+        One that has said goodbye isn't gone before its leases have ended: another client may have said so for it.
+        """
+        now = time.monotonic()
         for pair, held in list(self._held.items()):
-            for lease in [each for each, (client, since) in held.items() if not client.is_there or since < oldest]:
-                del held[lease]
+            for lease, (client, since) in list(held.items()):
+                if since < now - _RENEW_FOR or not (client.is_there or client.heard_at > now - RENEWED):
+                    del held[lease]
             if not held:
                 del self._held[pair]
         # At once, each by itself: a group that fails, or that isn't through yet, leaves the others theirs.
@@ -249,7 +267,7 @@ class Renewals:
     async def _renew(self, pair: tuple[str, str], held: dict[MessageLease, tuple[Client, float]]) -> None:
         if pair in self._renewing:
             return
-        leases = list(held)
+        leases = [lease for lease, (client, _) in held.items() if client.is_there]
         renew = partial(settlement.renew, schema=self._tables.schema, leases=leases, seconds=RENEWED)
         self._renewing.add(pair)
         try:
@@ -275,6 +293,7 @@ class ReceiveCalls:
         self._acks: GroupCommit[AckItem] = GroupCommit(tables, self._acknowledge, "AckMessage", _ACKS_GATHER)
         self.renewals: Renewals = Renewals(tables)
         self._stopping = False
+        self._tasks = set[asyncio.Task[None]]()
 
     async def renew(self) -> None:
         """Renew leases every now and then, until it is cancelled; a round waits for none before it."""
@@ -300,6 +319,11 @@ class ReceiveCalls:
         for taker in self._takers.values():
             taker.end()
 
+    async def drain(self, within: float) -> None:
+        """Return once what was cut off is given back, in so many seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within)
+
     def _pair(self, request: Any, client: Client) -> tuple[str, str]:
         """Return group and topic of a request, which its user may receive."""
         named = request.message_queue.topic if hasattr(request, "message_queue") else request.topic
@@ -322,8 +346,14 @@ class ReceiveCalls:
 
     # --- receive -----------------------------------------------------------------------------------------------------
 
-    async def receive_message(self, request: Any, client: Client, remaining: float | None) -> list[Any]:
-        """Return the parts of the answer: a status, the messages, and the time; ``remaining`` seconds are left."""
+    async def receive_message(
+        self, request: Any, client: Client, remaining: float | None, at_end: Callable[[Callable[[Any], None]], None]
+    ) -> Iterator[Any]:
+        """Return the parts of the answer: a status, the messages, and the time; ``remaining`` seconds are left.
+
+        Each part is asked for once the one before is out. ``at_end`` has a function called when the call has ended,
+        which may be at any moment: what wasn't sent is given back then.
+        """
         group, topic = self._pair(request, client)
         client.group = client.group or group
         invisible = RENEWED if request.auto_renew else check_invisible(millis(request.invisible_duration) / 1000)
@@ -332,27 +362,44 @@ class ReceiveCalls:
         if request.batch_size < 0:
             raise Refused(WireCode.BAD_REQUEST, f"batch size {request.batch_size} must be 0 or more")
         await self._tables.queues(topic)
-        taken: list[Taken] = []
-        if request.batch_size and not self._stopping:
-            fifo = self._tables.options.group(group).fifo
-            take_id = request.attempt_id if fifo and request.attempt_id else None
-            poll = Poll(client.id, min(request.batch_size, BATCH), invisible, take_id)
-            taken = await self._taker(group, topic, name, accepts).poll(poll, polling)
-        if request.auto_renew:
-            self.renewals.add([each.lease for each in taken], client)
+        if not request.batch_size or self._stopping:
+            return iter(self._parts([], request.message_queue.topic))
+        fifo = self._tables.options.group(group).fifo
+        take_id = _take_id(request, client, name) if fifo and request.attempt_id else None
+        poll = Poll(client.taker, min(request.batch_size, BATCH), invisible, take_id)
+        taker = self._taker(group, topic, name, accepts)
+        at_end(lambda _: self._soon(taker.take_back(poll)))
+        taken = await taker.poll(poll, polling)
         if sum(len(each.message.stored) for each in taken) < _SMALL:
-            return self._parts(taken, request.message_queue.topic)
-        # Digests of many megabytes would hold up all other calls.
-        return await asyncio.get_running_loop().run_in_executor(
-            self._tables.threads, self._parts, taken, request.message_queue.topic
-        )
+            parts = self._parts(taken, request.message_queue.topic)
+        else:
+            # Digests of many megabytes would hold up all other calls.
+            parts = await asyncio.get_running_loop().run_in_executor(
+                self._tables.threads, self._parts, taken, request.message_queue.topic
+            )
+        return self._sent(parts, poll, taken, client if request.auto_renew else None)
+
+    def _sent(self, parts: Sequence[Any], poll: Poll, taken: Sequence[Taken], renewed: Client | None) -> Iterator[Any]:
+        """Yield the parts of an answer, and count those that are out; renew the leases once all are."""
+        for part in parts:
+            yield part
+            poll.sent += part.HasField("message")
+        if renewed is not None:
+            self.renewals.add([each.lease for each in taken], renewed)
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that no call waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _taker(self, group: str, topic: str, name: str, accepts: Accepts | None) -> SharedTaker:
         if (taker := self._takers.get((group, topic, name))) is None:
             self._forget_idle()
             of_group = {key: each for key, each in self._takers.items() if key[:2] == (group, topic)}
             if busy := [key[2] for key, each in of_group.items() if time.monotonic() - each.polled_at < RENEWED]:
-                emit(ClientFiltersDiffer(group=group, topic=topic, filters=(*busy, name)))
+                shown = tuple(cut(each, _SHOWN) for each in (*busy[:_MOST_SHOWN], name))
+                emit(ClientFiltersDiffer(group=group, topic=topic, filters=shown))
             taker = SharedTaker(self._tables, self._group(group, topic), accepts)
             self._takers[group, topic, name] = taker
         return taker
@@ -515,10 +562,16 @@ class ReceiveCalls:
                 # What a server renews ends soon by itself; what ends later has been extended, in SQL.
                 longest = LONGEST_LEASE if client.kind == SIMPLE_CONSUMER else RENEWED
                 of = partial(settlement.give_up, schema=schema, group=group, topic=feed)
-                give_up = partial(of, taker=client.id, longest=longest)
+                give_up = partial(of, taker=client.taker, longest=longest)
                 await self._tables.run(give_up)
                 asyncio.get_running_loop().call_later(1.0, self.wake, topic)
         return new("NotifyClientTerminationResponse", status=status_of(WireCode.OK))
+
+
+def _take_id(request: Any, client: Client, filter_name: str) -> str:
+    """Return the name of a take: an attempt id is one of a client; by another filter or batch size it is a new take."""
+    parts = request.attempt_id, client.taker, filter_name, str(request.batch_size)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _polling(request: Any, remaining: float | None) -> float:

@@ -13,9 +13,11 @@ from typing import Any
 
 from outbox.rocketmq.clients import Client, Clients, CommandStream
 from outbox.rocketmq.options import TopicType, must
-from outbox.rocketmq.rules import MAX_BODY, TYPES
+from outbox.rocketmq.rules import MAX_BODY, TYPES, Refused, check_bounds
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import WIRE, WireCode, new, status_of, time_fields
+from outbox.telemetry.events import ClientRefused
+from outbox.telemetry.hooks import emit
 
 #: How many messages a push consumer asks for at once, and for how long (seconds) a poll may wait.
 BATCH, POLLING = 32, 20
@@ -80,8 +82,9 @@ class Routes:
 
     async def heartbeat(self, request: Any, client: Client) -> Any:
         """Note that a client lives; also one whose settings aren't known here, such as after a restart."""
+        group = client.group_of(request.group) if client.name_of(request.group) else None
         client.kind = client.kind or request.client_type
-        client.group = client.group or client.name_of(request.group) or None
+        client.group = client.group or group
         return new("HeartbeatResponse", status=status_of(WireCode.OK))
 
     # --- telemetry -----------------------------------------------------------------------------------------------
@@ -95,16 +98,29 @@ class Routes:
         async for command in commands:
             if (size := command.ByteSize()) > _MOST_BYTES:
                 raise NoSettings(f"a command of {size} bytes is too large, max is {_MOST_BYTES}")
+            try:
+                check_bounds(command)
+            except Refused as refused:
+                raise NoSettings(str(refused)) from None
             client = self._clients.heard(client.id, client.user, {}, client.host)
             if command.HasField("settings"):
-                self._clients.settle(client, command.settings)
+                status = status_of(WireCode.OK)
+                try:
+                    self._clients.settle(client, command.settings)
+                except Refused as refused:
+                    if refused.code is WireCode.FORBIDDEN:
+                        emit(ClientRefused(call="Telemetry", client=client.id, reason=str(refused)))
+                    status = status_of(refused.code, str(refused))
                 answer = self.merged(command.settings, client)
-                stream.put(new("TelemetryCommand", status=status_of(WireCode.OK), settings=answer))
+                stream.put(new("TelemetryCommand", status=status, settings=answer))
                 await asyncio.sleep(0)  # it is put by the loop
                 await stream.sent()
 
     def merged(self, sent: Any, client: Client) -> Any:
-        """Return a client's settings with what the server says of them."""
+        """Return a client's settings with what the server says of them.
+
+        Of a group that isn't its user's they are as of any: a client starts by them, and each receive is refused.
+        """
         settings = type(sent).FromString(sent.SerializeToString())
         settings.metric.on = False
         if settings.HasField("publishing"):
@@ -112,7 +128,7 @@ class Routes:
             settings.publishing.max_body_size = min(MAX_BODY, self._tables.settings.max_body_bytes)
             settings.publishing.validate_message_type = True
         elif settings.HasField("subscription"):
-            group = self._tables.options.group(client.name_of(settings.subscription.group))
+            group = self._tables.options.group(client.group or "")
             pauses = [time_fields(int(seconds * 1000)) for seconds in group.retry_delays]
             backoff = {"max_attempts": group.max_attempts, "customized_backoff": {"next": pauses}}
             settings.backoff_policy.CopyFrom(new("RetryPolicy", **backoff))

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from outbox.database.execute import CONTENDED, sqlstate
 from outbox.errors import InvalidMessage, OutboxBusy
 from outbox.message.content import MAX_GROUP, MAX_TOPIC, check_any_topic
@@ -23,6 +25,9 @@ MAX_MESSAGE_GROUP = 64
 MAX_DELAY = 86_400
 MAX_RECOVERY = 3_600
 MIN_INVISIBLE, MAX_INVISIBLE = 10, 12 * 3_600
+#: So many bytes a text may have that has no smaller limit of its own, so many parts a list, so many bytes the address
+#: that a client has asked by: each queue of a route has it.
+MAX_TEXT, MAX_PARTS, MAX_ENDPOINTS = 16 * 1024, 1_000, 4 * 1024
 
 TYPES: Mapping[str, int] = WIRE.enums["MessageType"]
 NORMAL, FIFO, DELAY, TRANSACTION = (TYPES[name] for name in ("NORMAL", "FIFO", "DELAY", "TRANSACTION"))
@@ -30,6 +35,8 @@ _TYPE_NAMES = {number: name for name, number in TYPES.items()}
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _ALLOWED = "^[%|a-zA-Z0-9_-]+$"
+#: So many characters of a refused name are told.
+_SHOWN = 255
 #: As Java's `Character.isISOControl`.
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
 #: Properties that RocketMQ keeps for itself (`MessageConst.STRING_HASH_SET`).
@@ -43,6 +50,16 @@ TIMER_DELAY_LEVEL TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_ENQUEUE_
 TIMER_OUT_MS TIMER_DEL_UNIQKEY __transactionId__
 """
 RESERVED: frozenset[str] = frozenset(_RESERVED_WORDS.split())
+#: With which code a field of this name is refused that is too large; any other one with that of a bad request.
+_CODES: Mapping[str, WireCode] = {
+    "tag": WireCode.ILLEGAL_MESSAGE_TAG,
+    "keys": WireCode.ILLEGAL_MESSAGE_KEY,
+    "message_group": WireCode.ILLEGAL_MESSAGE_GROUP,
+    "expression": WireCode.ILLEGAL_FILTER_EXPRESSION,
+    "receipt_handle": WireCode.INVALID_RECEIPT_HANDLE,
+    "transaction_id": WireCode.INVALID_TRANSACTION_ID,
+}
+_IN_LISTS = frozenset({FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE})
 #: Headers of ours begin so; a property of this name would be taken for one.
 OWN_PREFIXES = ("outbox-", "rocketmq-")
 
@@ -66,6 +83,35 @@ def refusal_of(error: Exception) -> Refused:
     if isinstance(error, InvalidMessage):
         return Refused(WireCode.BAD_REQUEST, message_of(error))
     return Refused(WireCode.INTERNAL_SERVER_ERROR, "the server failed at this request; its log has the reason")
+
+
+def check_bounds(request: Any, where: str = "") -> None:
+    """Raise Refused if a text or a list in a request is too large, whatever the call does with it; name its field.
+
+    Bodies and properties have limits of their own.
+    """
+    if request.ByteSize() < 2 * MAX_PARTS:  # no more fits in: so are nearly all
+        return
+    for field, value in request.ListFields():
+        path, code = f"{where}{field.name}", _CODES.get(field.name, WireCode.BAD_REQUEST)
+        if isinstance(value, str):
+            _check_size(path, code, len(value.encode()), MAX_TEXT)
+        elif field.name == "endpoints":
+            _check_size(path, WireCode.ILLEGAL_ACCESS_POINT, value.ByteSize(), MAX_ENDPOINTS)
+        elif hasattr(value, "ListFields"):
+            check_bounds(value, f"{path}.")
+        elif field.type in _IN_LISTS and not hasattr(value, "keys"):
+            _check_size(path, code, len(value), MAX_PARTS, "parts")
+            for number, part in enumerate(value):
+                if isinstance(part, str):
+                    _check_size(f"{path}[{number}]", code, len(part.encode()), MAX_TEXT)
+                else:
+                    check_bounds(part, f"{path}[{number}].")
+
+
+def _check_size(path: str, code: WireCode, size: int, most: int, what: str = "bytes") -> None:
+    if size > most:
+        raise Refused(code, f"{path} has {size} {what}, max is {most}")
 
 
 def check_topic(name: str) -> str:
@@ -107,8 +153,11 @@ def check_group(name: str) -> str:
     return name
 
 
-def check_message(message: Any, now: float) -> int:
-    """Return the type that a message has by what is in it; raise Refused if the proxy would. ``now`` is a Unix time."""
+def check_message(message: Any, now: float, most: int = MAX_BODY) -> int:
+    """Return the type that a message has by what is in it; raise Refused if the proxy would.
+
+    ``now`` is a Unix time, ``most`` how many bytes a body may have here, at most those that it may have there.
+    """
     system = message.system_properties
     if not system.message_id.strip():
         raise Refused(WireCode.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
@@ -117,8 +166,8 @@ def check_message(message: Any, now: float) -> int:
         raise Refused(WireCode.ILLEGAL_MESSAGE_ID, text)
     if not message.body:
         raise Refused(WireCode.MESSAGE_BODY_EMPTY, "message body cannot be empty")
-    if len(message.body) > MAX_BODY:
-        raise Refused(WireCode.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {MAX_BODY}")
+    if len(message.body) > (most := min(most, MAX_BODY)):
+        raise Refused(WireCode.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {most}")
     _check_texts(system)
     _check_properties(message)
     if (system.HasField("lite_topic") and system.lite_topic) or system.HasField("priority"):
@@ -159,7 +208,7 @@ def _check_properties(message: Any) -> None:
     size = sum(len(text.encode()) for text in (system.tag, *system.keys))
     for name, value in properties.items():
         if name in RESERVED or name.lower().startswith(OWN_PREFIXES):
-            raise Refused(WireCode.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {name}")
+            raise Refused(WireCode.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {name[:_SHOWN]}")
         for what, text in (("key", name), ("value", value)):
             if _CONTROL.search(text):
                 refused = f"the {what} of property cannot contain control character"

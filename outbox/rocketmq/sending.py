@@ -77,7 +77,8 @@ WITH half AS MATERIALIZED (
 )
 SELECT half.id, half.topic, decided.resolution FROM half LEFT JOIN decided ON decided.half_id = half.id
 """)
-_OPS: Template = Template("SELECT half_id, resolution, decided_by FROM {s}.op_message WHERE half_id = ANY (%s)")
+#: Rows: ``(half id, verdict, its giver)`` of halves that are decided.
+OPS: Template = Template("SELECT half_id, resolution, decided_by FROM {s}.op_message WHERE half_id = ANY (%s)")
 _NO_TIME = dt.datetime.fromtimestamp(0, dt.UTC)
 _RESOLUTIONS = {
     WIRE.enums["TransactionResolution"]["COMMIT"]: Resolution.COMMIT,
@@ -228,7 +229,8 @@ class SendCalls:
             raise Refused(WireCode.MESSAGE_CORRUPTED, "topic in message is not same")
         must(client.user.may_send(check_topic(topic)), f"send to topic {topic}")
         now, expected = self._tables.clock(), self._tables.options.topic(topic).type
-        kinds = [check_message(message, now) for message in messages]
+        most = self._tables.settings.max_body_bytes
+        kinds = [check_message(message, now, most) for message in messages]
         await self._tables.queues(topic)
         for kind in kinds:
             check_type(expected, kind)
@@ -322,7 +324,7 @@ class SendCalls:
         earlier = {half_id: (Resolution(verdict), "producer") for half_id, _, verdict in rows if verdict is not None}
         if left := [half_id for half_id, _, verdict in rows if verdict is None]:
             # A statement of its own: its snapshot sees the ops that the insert has waited for.
-            (rows,) = execute(connection, _OPS(schema, left))
+            (rows,) = execute(connection, OPS(schema, left))
             earlier |= {half_id: (Resolution(verdict), by) for half_id, verdict, by in rows}
         for item in items:
             item.earlier = earlier.get(item.half_id) if topics.get(item.half_id) == item.topic else None

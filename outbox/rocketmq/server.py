@@ -31,7 +31,7 @@ from outbox.rocketmq.clients import Client, Clients
 from outbox.rocketmq.options import RocketmqOptions, UserGuard
 from outbox.rocketmq.receiving import ReceiveCalls
 from outbox.rocketmq.routes import NoSettings, Routes
-from outbox.rocketmq.rules import Refused, refusal_of
+from outbox.rocketmq.rules import Refused, check_bounds, refusal_of
 from outbox.rocketmq.sending import SendCalls
 from outbox.rocketmq.tables import Tables
 from outbox.rocketmq.wire import SERVICE, WIRE, WireCode, new, status_of
@@ -136,7 +136,7 @@ class RocketmqServer:
             self.tables.declare(self.options.topics)
             self._in_loop(self._start(credentials))
         except BaseException:
-            self._end_loop()
+            self._end_loop(self.drain_timeout)
             raise
         self._checking.start()
         self._running = True
@@ -209,27 +209,33 @@ class RocketmqServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:
-        """End in good order: answer what waits, finish what writes, end the streams; return when that is done."""
+        """End in good order: answer what waits, finish what writes, end the streams; return when that is done.
+
+        What isn't done within the setting ``drain_timeout``, such as a write that waits for another transaction's row,
+        loses its connection: it is rolled back, and its client tries again elsewhere.
+        """
         self._stopping.set()
         with self._ending:
             if self._running:
                 self._running = False
-                self._checking.stop()
-                self._in_loop(self._stop())
-                self._end_loop()
+                deadline = time.monotonic() + self.drain_timeout
+                self._checking.stop(self.drain_timeout)
+                self._in_loop(self._stop(deadline))
+                # A database that is away forgets it as it forgets a worker that died.
+                gone = partial(leave, settings=self.settings, worker_id=self._id)
+                self._end_loop(max(deadline - time.monotonic(), 0), gone)
                 emit(RocketmqStopped())
 
-    async def _stop(self) -> None:
+    async def _stop(self, deadline: float) -> None:
         self._receiving.end()
         self.clients.end_streams()
-        await self._server.stop(min(_GRACE, self.settings.drain_timeout))
+        await self._server.stop(min(_GRACE, max(deadline - time.monotonic(), 0)))
         for task in self._tasks:
             task.cancel()
-        with suppress(Exception):  # a database that is away forgets it as it forgets a worker that died
-            await self.tables.lend(lambda connection: leave(connection, self.settings, self._id))
+        await self._receiving.drain(max(deadline - time.monotonic(), 0))
 
-    def _end_loop(self) -> None:
-        self.tables.end()
+    def _end_loop(self, within: float, last: Callable[[Connection], object] | None = None) -> None:
+        self.tables.end(within, last)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -308,19 +314,21 @@ class RocketmqServer:
         read, write = WIRE.classes[request].FromString, WIRE.classes[response].SerializeToString
         return make(function, request_deserializer=read, response_serializer=write)
 
-    def _enter(self, context: Any) -> Client:
-        """Return the client of a call; raise Refused if it isn't let in."""
+    def _enter(self, context: Any, request: Any = None) -> Client:
+        """Return the client of a call; raise Refused if it isn't let in, or asks for too much at once."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         user = self._guard.user_of(metadata)
         id_ = storable(metadata.get("x-mq-client-id", "")).strip()[:255]
         if not id_:
             raise Refused(WireCode.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        if request is not None:
+            check_bounds(request)
         return self.clients.heard(id_, user, metadata, _host_of(context.peer()))
 
     async def _answer(self, name: str, serve: Serve, request: Any, context: Any) -> Any:
         with _measured(name) as answered:
             try:
-                answer = await serve(request, self._enter(context))
+                answer = await serve(request, self._enter(context, request))
             except Exception as error:
                 answer = new(WIRE.calls[name][1], status=self._refused(name, error, request, context))
             answered(answer.status)
@@ -332,7 +340,7 @@ class RocketmqServer:
         id_ = next((value for key, value in context.invocation_metadata() or () if key == "x-mq-client-id"), "")
         client = storable(id_)[:255]
         if refused.code is WireCode.INTERNAL_SERVER_ERROR and refused is not error:
-            topic = storable(getattr(getattr(request, "topic", None), "name", ""))
+            topic = storable(getattr(getattr(request, "topic", None), "name", ""))[:255]
             self.tables.tell_call_failed(name, client, topic, error)
         elif refused.code in {WireCode.UNAUTHORIZED, WireCode.FORBIDDEN}:
             emit(ClientRefused(call=name, client=client, reason=str(refused)))
@@ -342,11 +350,13 @@ class RocketmqServer:
         remaining = context.time_remaining()
         with _measured("ReceiveMessage") as answered:
             try:
-                parts = await self._receiving.receive_message(request, self._enter(context), remaining)
+                client = self._enter(context, request)
+                parts = await self._receiving.receive_message(request, client, remaining, context.add_done_callback)
             except Exception as error:
                 status = self._refused("ReceiveMessage", error, request.message_queue, context)
-                parts = [new("ReceiveMessageResponse", status=status)]
-            answered(parts[0].status)
+                parts = iter([new("ReceiveMessageResponse", status=status)])
+            answered((first := next(parts)).status)
+        yield first
         for part in parts:
             yield part
 

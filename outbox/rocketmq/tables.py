@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox.consumer.subscription import Subscription
 from outbox.database.engines import engine_like
-from outbox.database.execute import Template, execute, sqlstate
+from outbox.database.execute import Template, driver_of, execute, sqlstate
 from outbox.database.sql import OPS, PING, notify, read_news
 from outbox.dispatch.sql import topic_queues
 from outbox.leases import NO_HANDLER, LeasedGroup
@@ -31,7 +31,7 @@ from outbox.rocketmq.wire import WireCode
 from outbox.telemetry.events import ClientCallFailed, PassFailed
 from outbox.telemetry.hooks import emit
 from outbox.text import message_of, process_name
-from outbox.worker.connections import WorkerDatabase
+from outbox.worker.connections import WorkerDatabase, cut
 from outbox.worker.listener import Listener
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ THREADS = 8
 _TOPICS_FOR, _CLOCK_FOR = 5.0, 60.0
 #: Failures to reach the database that are less than so long (seconds) apart are one outage.
 _OUTAGE = 10.0
+#: So long (seconds) the end waits for what has lost its connection.
+_CUT_WITHIN = 5.0
 _NOW: Template = Template("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
@@ -81,6 +83,9 @@ class Tables:
         self.host: str = process_name()
         self._listener: Listener | None = None
         self._stopping = threading.Event()
+        self._busy: list[Any] = []
+        self._guard = threading.Lock()
+        self._cut_off = False
         self._unreached_at = -_OUTAGE
         self._queues: dict[str, tuple[float, int]] = {}
         self._offset = 0.0
@@ -95,7 +100,7 @@ class Tables:
         try:
             return self._do(work)
         except DBAPIError as error:
-            if not error.connection_invalidated:
+            if not error.connection_invalidated or self._cut_off:
                 raise
         # Its pool knows by now that the other connections are as old.
         return self._do(work)
@@ -105,12 +110,24 @@ class Tables:
         return await asyncio.get_running_loop().run_in_executor(self.threads, self._lend, work)
 
     def _lend(self, work: Callable[[Connection], T]) -> T:
-        with self.engine.connect() as connection:
+        with self._connected() as connection:
             return work(connection)
 
     def _do(self, work: Callable[[Connection], T]) -> T:
-        with self.engine.connect() as connection, connection.begin():
+        with self._connected() as connection, connection.begin():
             return work(connection)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with self.engine.connect() as connection:
+            driver = driver_of(connection)
+            with self._guard:
+                self._busy.append(driver)
+            try:
+                yield connection
+            finally:
+                with self._guard:
+                    self._busy = [each for each in self._busy if each is not driver]
 
     def now(self, connection: Connection) -> float:
         """Return the database's Unix time, as far as this host's clock goes on from what was read a while ago."""
@@ -201,10 +218,25 @@ class Tables:
         self._unreached_at = now if unreached else self._unreached_at
         emit(ClientCallFailed(call=call, client=client, topic=topic, repeated=repeated, error=error))
 
-    def end(self) -> None:
-        """Finish what was begun, and close all connections."""
+    def end(self, within: float, last: Callable[[Connection], object] | None = None) -> None:
+        """Finish what was begun, then do a last work, and close all connections.
+
+        What takes longer than so many seconds loses its connection, and is rolled back.
+        """
         self._stopping.set()
         if self._listener is not None:
             self._listener.close()
-        self.threads.shutdown()
+        ending = threading.Thread(target=self.threads.shutdown, name="outbox-rocketmq-end", daemon=True)
+        ending.start()
+        ending.join(within)
+        if ending.is_alive():
+            self._cut_off = True
+            self.threads.shutdown(wait=False, cancel_futures=True)
+            with self._guard:
+                for driver in self._busy:
+                    cut(driver)
+            ending.join(_CUT_WITHIN)
+        if last is not None:
+            with suppress(Exception):  # it may be away
+                self._lend(last)
         self.engine.dispose()

@@ -96,6 +96,7 @@ def test_a_topic(bench: Bench, cli: Cli) -> None:
     shown = cli("topics", "delete", "t", "--dry-run", "-o", "json").json
     assert (shown["last_messages"], [group for group, _ in shown["groups"]]) == (1, ["g"])
     assert shown["living"] == ["prune has yet to delete messages of 1 queue"]
+    assert "it would be refused: " in cli("topics", "delete", "t", "--dry-run").err
     refused = cli("topics", "delete", "t", *WHY)
     assert (refused.code, "delete its groups first" in refused.err) == (Code.CONFLICT, True)
     assert cli("topics", "delete", "none", *WHY).code == Code.NOT_FOUND

@@ -14,10 +14,10 @@ from sqlalchemy import Engine
 from outbox.consumer.leased import settlement
 from outbox.rocketmq import clients, mapping, receiving
 from outbox.rocketmq.clients import Clients, CommandStream
-from outbox.rocketmq.options import ANYONE
+from outbox.rocketmq.options import ANYONE, NamedUser
 from outbox.rocketmq.server import RocketmqServer
 from outbox.rocketmq.wire import new
-from outbox.telemetry.events import PassFailed
+from outbox.telemetry.events import ClientFiltersDiffer, PassFailed
 from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit.passes import dispatch_all
 from tests.rocketmq.raw import RawClient, body_of, code, handle_of, message
@@ -77,6 +77,20 @@ def test_groups_by_any_name_are_forgotten(
     assert code(raw.ack("orders", "mail", handle_of(first))) == 20000
     raw.telemetry(raw.consuming("mail", "orders", kind="PUSH_CONSUMER"))
     assert code(raw.change("orders", "mail", handle_of(first), "10s")) == 40013
+
+
+def test_what_is_told_of_filters_is_short(
+    raw: RawClient, monkeypatch: pytest.MonkeyPatch, heard: list[TelemetryEvent]
+) -> None:
+    """Of long ones their beginning, and of many some."""
+    monkeypatch.setattr(receiving, "_LEAST_POLLING", 0.5)
+    monkeypatch.setattr(receiving, "_MOST_SHOWN", 1)
+    for tag in ("a", "b", "c"):
+        tags = {"type": "TAG", "expression": tag * 16_000}
+        assert raw.receive("orders", "mail", filter_expression=tags, long_polling_timeout="1s")[0] == 40401
+    told = [each.filters for each in heard if isinstance(each, ClientFiltersDiffer)]
+    assert [[each[:5] for each in filters] for filters in told] == [["TAG a", "TAG b"], ["TAG a", "TAG c"]]
+    assert {len(each) for filters in told for each in filters} == {200}
 
 
 def test_large_answers_are_not_made_in_the_loop(
@@ -153,3 +167,23 @@ async def test_clients_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPat
     for number in range(5, 8):
         known.heard(str(number), ANYONE, {}, "host")
     assert len(known._clients) < 5
+
+
+async def test_no_client_hides_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the rows of a report each user has as many as the others, and so has each of its clients."""
+    monkeypatch.setattr(clients, "MOST_ROWS", 8)
+    known = Clients(asyncio.get_running_loop())
+    users = {name: NamedUser(send=("*",), name=name) for name in ("many", "few")}
+    for number in range(20):
+        settings = new("Settings", publishing={"topics": [{"name": f"t{each}"} for each in range(20)]})
+        known.settle(known.heard(f"m{number}", users["many"], {}, "host"), settings)
+    one, other = (
+        new("Settings", publishing={"topics": [{"name": "orders"}]}),
+        known.heard("f", users["few"], {}, "host"),
+    )
+    known.settle(other, one)
+    rows = [(each["name"], each["topic"]) for each in known.handlers()]
+    assert (len(rows), rows[1]) == (8, ("f", "orders"))
+    assert {name for name, _ in rows} == {"f", *(f"m{number}" for number in range(7))}
+    known.settle(other, new("Settings", publishing={"topics": [{"name": f"o{each}"} for each in range(20)]}))
+    assert [each["name"] for each in known.handlers()].count("f") == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Settings
 from outbox.errors import ActRefused
+from outbox.rocketmq import clients
 from outbox.rocketmq.server import RocketmqServer
 from outbox.telemetry.events import ClientCallEnded
 from outbox.telemetry.hooks import TelemetryEvent
@@ -70,11 +72,49 @@ def test_its_report_is_a_workers(rocketmq: RocketmqServer, raw: RawClient, engin
     assert (server.roles, server.alive) == (["rocketmq"], True)
     overview = operator.overview()
     assert (overview.workers, "worker.none" in {each.code for each in overview.findings}) == ([], True)
-    with pytest.raises(ActRefused, match="consumes for it"):
+    named = re.escape(f"consumes for it (1 RocketMQ client: {raw.id}); take its consumer out of the application, or")
+    with pytest.raises(ActRefused, match=named):
         operator.delete_group("mail", topic="orders", by="me", why="test")
     with Worker(Outbox(engine), roles=["dispatch"]):
         wait_until(lambda: len(operator.workers()) == 2, "a worker has reported")
         assert not {"worker.none", "group.unconsumed"} & {each.code for each in operator.overview().findings}
+
+
+def test_a_group_is_served_whose_clients_are_not_listed(
+    raw: RawClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client has received for a moment ago isn't deleted, however full the list of clients is."""
+    monkeypatch.setattr(clients, "MOST_ROWS", 0)
+    raw.send(message("orders"))
+    dispatch_all(engine)
+    raw.receive("orders", "mail")
+    raw.telemetry(raw.consuming("mail", "orders"))
+    operator = Outbox(engine).operator
+    wait_until(lambda: any("consume orders of mail" in each.duties for each in operator.workers()), "it is told")
+    assert operator.handlers() == []
+    assert operator.preview_delete("mail", "orders").refusal.endswith("or stop its RocketMQ clients, first")
+    with pytest.raises(ActRefused, match="consumes for it; take"):
+        operator.delete_group("mail", topic="orders", by="me", why="test")
+
+
+def test_a_server_that_died(rocketmq: RocketmqServer, engine: Engine) -> None:
+    """The doctor says how such a server is started, beside a worker that lives."""
+    outbox = Outbox(engine)
+    wait_until(outbox.operator.workers, "it has reported")
+    rocketmq._in_loop(end_reports(rocketmq))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox.worker SET seen_at = seen_at - interval '5 minutes'"))
+    with Worker(outbox, roles=["dispatch"]):
+        wait_until(lambda: len(outbox.operator.workers()) == 2, "a worker has reported")
+        (found,) = [each for each in outbox.operator.overview().findings if each.code == "worker.lost"]
+    assert found.sentence.startswith("Server ")
+    assert "outbox rocketmq serve" in str(found.mend)
+
+
+async def end_reports(server: RocketmqServer) -> None:
+    """Have a server report no more, as one that was killed."""
+    for task in server._tasks:
+        task.cancel()
 
 
 def test_spans_and_measurements(raw: RawClient, telescope: Telescope) -> None:

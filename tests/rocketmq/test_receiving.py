@@ -424,6 +424,19 @@ def test_the_same_attempt_again(ordered: RocketmqServer, engine: Engine) -> None
         assert code(raw.ack("orders", "ordered", *map(handle_of, again))) == 20000
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "other", [{}, {"batch_size": 1}, {"filter_expression": {"type": "TAG", "expression": "t || other"}}]
+)
+def test_an_attempt_is_of_one_client_and_one_kind(ordered: RocketmqServer, engine: Engine, other: Any) -> None:
+    """Under its id another client, another batch size or filter takes anew: the leases of before stay as they are."""
+    with RawClient(ordered.addresses[0]) as raw, RawClient(ordered.addresses[0]) as stranger:
+        store(raw, engine, b"a1", b"a2", message_group="a", tag="t")
+        _, first = raw.receive("orders", "ordered", attempt_id="A")
+        assert (raw if other else stranger).receive("orders", "ordered", attempt_id="A", **other) == (40401, [])
+        assert code(raw.ack("orders", "ordered", *map(handle_of, first))) == 20000
+
+
 # --- native and remote -----------------------------------------------------------------------------------------------
 
 

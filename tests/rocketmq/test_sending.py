@@ -163,7 +163,7 @@ def test_what_comes_together_is_one_transaction(engine: Engine) -> None:
     try:
         asyncio.run(send_at_once())
     finally:
-        tables.end()
+        tables.end(60)
     with engine.connect() as connection:
         transactions = connection.execute(text("SELECT count(DISTINCT xid) FROM outbox.op_message")).scalar_one()
     assert {each.id for each in stored(engine)} == {item.half_id for item in items}
@@ -458,3 +458,12 @@ def test_an_outage_is_told_once(rocketmq: RocketmqServer, raw: RawClient, engine
     failed = [each for each in heard if isinstance(each, ClientCallFailed)]
     assert [each.repeated for each in failed] == [False, True, True]
     assert code(raw.send(message("orders"))) == 20000
+
+
+def test_a_body_that_is_too_large_here(new_server: NewServer) -> None:
+    """The setting's limit is told as that of the protocol is."""
+    server = new_server(Settings(max_body_bytes=1000))
+    with RawClient(server.addresses[0]) as raw:
+        assert code(raw.send(message("orders", b"x" * 1000))) == 20000
+        refused = raw.send(message("orders", b"x" * 1001))
+    assert (code(refused), refused["status"]["message"]) == (41301, "message body cannot exceed the max 1000")

@@ -15,14 +15,16 @@ from sqlalchemy import text as sql
 from outbox import Settings
 from outbox.errors import InvalidSettings
 from outbox.rocketmq.mapping import recall_handle
-from outbox.rocketmq.options import RocketmqOptions, UserOptions
+from outbox.rocketmq.options import GroupOptions, RocketmqOptions, UserOptions
 from outbox.rocketmq.server import RocketmqServer
 from outbox.telemetry.events import ClientRefused
 from outbox.telemetry.hooks import TelemetryEvent
+from tests.kit.passes import dispatch_all
 from tests.rocketmq.conftest import NewServer
-from tests.rocketmq.raw import RawClient, code, message, text
+from tests.rocketmq.raw import RawClient, code, handle_of, message, text
 
 SHOP = UserOptions("s3cret", send=("orders", "order-*"), receive=("orders",), groups=("mail*",))
+SHOP_RIGHTS = SHOP.send, SHOP.receive, SHOP.groups
 READER = UserOptions("other", receive=("*",), groups=("*",))
 
 
@@ -105,6 +107,27 @@ def test_rights(guarded: RocketmqServer) -> None:
         assert code(shop.call("QueryAssignment", assignment)) == 40300
 
 
+def test_settings_and_heartbeats_have_rights(new_server: NewServer, heard: list[TelemetryEvent]) -> None:
+    """By those for another's group a client learns nothing of it, is none of its members, and holds up no deletion."""
+    stock = UserOptions("stock", send=("stock",), receive=("stock",), groups=("stock",))
+    groups = {"mail": GroupOptions(fifo=True, max_attempts=3, retry_delays=(7.0,))}
+    server = new_server(users={"shop": SHOP, "stock": stock}, groups=groups)
+    with RawClient(server.addresses[0], "stock", "stock") as raw:
+        command = raw.telemetry().send({"settings": raw.consuming("mail", "orders", "stock")}).get()
+        assert command is not None
+        assert (code(command), text(command)) == (40300, "the user may not consume for group mail")
+        assert command["settings"]["backoff_policy"]["max_attempts"] == 17
+        assert not command["settings"]["subscription"]["fifo"]
+        beaten = raw.call("Heartbeat", {"group": {"name": "mail"}, "client_type": "SIMPLE_CONSUMER"})
+        assert code(beaten) == 40300
+        ((group, topic),) = {(each["group"], each["topic"]) for each in server.clients.handlers()}
+        assert (group, topic) == (None, "")
+        raw.telemetry(raw.consuming("stock", "orders", "stock"))
+        raw.telemetry(raw.producing("orders"))
+        assert "orders" not in {each["topic"] for each in server.clients.handlers()}
+    assert {each.call for each in heard if isinstance(each, ClientRefused)} == {"Telemetry", "Heartbeat"}
+
+
 def test_halves_are_shown_to_those_that_may_send_alone(guarded: RocketmqServer) -> None:
     """A client that names a topic in its settings, and may not send to it, isn't asked about its halves."""
     with RawClient(guarded.addresses[0], "reader", "other") as reader:
@@ -126,6 +149,51 @@ def test_a_client_id_is_of_one_user(guarded: RocketmqServer) -> None:
         assert code(shop.send(message("orders", message_type="TRANSACTION"))) == 20000
         assert guarded.clients.producers("orders", shop.id) == []
         assert guarded.clients.topics_with_producers() == set()
+
+
+def test_a_goodbye_is_of_one_user(new_server: NewServer, engine: Engine) -> None:
+    """Another user that says it under a client's id ends nothing of that client's."""
+    server = new_server(users={"shop": SHOP, "twin": UserOptions("s3cret", None, *SHOP_RIGHTS)})
+    address, goodbye = server.addresses[0], {"group": {"name": "mail"}}
+    with RawClient(address, "shop", "s3cret") as shop, RawClient(address, "twin", "s3cret") as twin:
+        twin.id = shop.id
+        shop.send(message("orders"))
+        dispatch_all(engine)
+        _, (got,) = shop.receive("orders", "mail", invisible_duration="3600s")
+        assert code(twin.call("NotifyClientTermination", goodbye)) == 20000
+        assert lease_left(engine) > 3000
+        assert code(shop.ack("orders", "mail", handle_of(got))) == 20000
+
+
+def lease_left(engine: Engine) -> float:
+    """Return for how many seconds the one message that is taken is so."""
+    left = "SELECT extract(epoch FROM next_attempt_at - clock_timestamp()) FROM outbox.consumer_message"
+    with engine.connect() as connection:
+        return float(connection.execute(sql(f"{left} WHERE status = 'taken'")).scalar_one())
+
+
+@pytest.mark.parametrize("act", ["Heartbeat", "Telemetry", "AckMessage"])
+def test_a_goodbye_does_not_stick(act: str, rocketmq: RocketmqServer, raw: RawClient, engine: Engine) -> None:
+    """A client that goes on after one, which another may have said, is there again, and its leases are renewed."""
+    stream = raw.telemetry(raw.consuming("mail", "orders", kind="PUSH_CONSUMER"))
+    raw.send(message("orders"))
+    dispatch_all(engine)
+    assert raw.receive("orders", "mail", auto_renew=True, invisible_duration=None)[0] == 20000
+    (client,) = rocketmq.clients._clients.values()
+    rocketmq.clients.leave(client)
+    rocketmq._in_loop(rocketmq._receiving.renewals.once())
+    with engine.begin() as connection:
+        soon = "UPDATE outbox.consumer_message SET next_attempt_at = clock_timestamp() + interval '20 s'"
+        connection.execute(sql(soon))
+    rocketmq._in_loop(rocketmq._receiving.renewals.once())
+    assert lease_left(engine) <= 20
+    if act == "Telemetry":
+        stream.send({"settings": raw.consuming("mail", "orders", kind="PUSH_CONSUMER")}).get()
+    else:
+        raw.call(act, {"group": {"name": "mail"}} | ({"topic": {"name": "orders"}} if act == "AckMessage" else {}))
+    assert client.is_there
+    rocketmq._in_loop(rocketmq._receiving.renewals.once())
+    assert lease_left(engine) > 20
 
 
 def test_a_question_is_answered_by_those_that_may(new_server: NewServer, engine: Engine) -> None:

@@ -69,7 +69,8 @@ def workers(subject: Subject) -> Iterator[Diagnosis]:
     for worker in found:
         name = worker.row.name
         if not worker.row.alive and worker.seconds < subject.thresholds.worker_lost:
-            yield subject.finding("worker.lost", {"worker": name, "age": worker.seconds})
+            rule = "worker.lost" if worker.row.is_worker else "worker.lost/rocketmq"
+            yield subject.finding(rule, {"worker": name, "age": worker.seconds})
         for duty, health in worker.row.duties.items() if worker.row.alive else ():
             if failures := health.get("failures"):
                 details = {"worker": name, "duty": duty, "failures": failures, "error": health.get("last_error")}

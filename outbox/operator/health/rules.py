@@ -440,6 +440,13 @@ RULES: Mapping[str, Rule] = {
         Severity.NOTE,
         page="handlers",
     ),
+    "worker.lost/rocketmq": Rule(
+        "Server {worker} of RocketMQ's clients was last seen {age:duration} ago, and has not ended in order: it died, "
+        "or can't reach its database.",
+        "see its log\noutbox rocketmq serve",
+        Severity.NOTE,
+        page="handlers",
+    ),
     "duty.failing": Rule(
         "Duty {duty!r} of worker {worker} has failed {failures:time|times} in a row: {error}",
         "see its log, and mend what the error names",

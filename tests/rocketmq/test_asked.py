@@ -1,0 +1,120 @@
+"""A question that no client could answer is no check, an answer counts wherever it was given; a stop waits for none."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import grpc
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy import text as sql
+
+from outbox import Settings
+from outbox.consumer.leased.settlement import MessageLease
+from outbox.telemetry.events import CheckSkipped, HalfChecked
+from outbox.telemetry.hooks import TelemetryEvent
+from tests.kit import wait_until
+from tests.kit.passes import dispatch_all
+from tests.rocketmq.conftest import NewServer
+from tests.rocketmq.raw import RawClient, code, handle_of, message
+from tests.rocketmq.test_transactions import asked, begin, decisions
+
+#: Halves are orphans at once and are asked about often; a question waits for longer than a test may last.
+PATIENT = Settings(immunity=0, check_interval=0.2, check_timeout=1000, check_time_limit=1000, max_checks=1)
+
+
+def checked(engine: Engine) -> list[int]:
+    """Return how many checks the undecided halves have used."""
+    with engine.connect() as connection:
+        return list(connection.execute(sql("SELECT check_times FROM outbox.half_check")).scalars())
+
+
+@pytest.mark.parametrize("end", ["cut", "half_close", "goodbye"])
+def test_a_producer_that_goes_away_while_it_is_asked(
+    end: str, new_server: NewServer, engine: Engine, heard: list[TelemetryEvent]
+) -> None:
+    """Its question ends at once, and costs no check, of which there is one: the next producer is asked."""
+    server = new_server(PATIENT)
+    with RawClient(server.addresses[0]) as raw:
+        transaction = begin(raw)
+        for _ in range(3):
+            with RawClient(server.addresses[0]) as dying:
+                stream = dying.telemetry(dying.producing("paid"))
+                assert asked(stream)[0] == transaction
+                if end == "goodbye":
+                    dying.call("NotifyClientTermination", {})
+                else:
+                    getattr(stream, end)()
+                wait_until(lambda: checked(engine) == [0], "the question is taken back")
+        asked(raw.telemetry(raw.producing("paid")))
+        assert code(raw.end("paid", transaction, "COMMIT")) == 20000
+    assert decisions(engine) == [(transaction, "commit", "check")]
+    assert len([each for each in heard if isinstance(each, CheckSkipped)]) == 3
+    assert [each.resolution for each in heard if isinstance(each, HalfChecked)] == ["commit"]
+
+
+def test_an_answer_at_another_server(new_server: NewServer, engine: Engine, heard: list[TelemetryEvent]) -> None:
+    """The one that has asked finds the verdict, and doesn't rank the client behind others."""
+    asker = new_server(Settings(immunity=0, check_interval=0.3, check_timeout=2))
+    other = new_server(Settings(immunity=3600, check_interval=3600))
+    with RawClient(asker.addresses[0]) as raw, RawClient(other.addresses[0]) as elsewhere:
+        stream = raw.telemetry(raw.producing("paid"))
+        transaction = begin(raw)
+        assert asked(stream)[0] == transaction
+        assert code(elsewhere.end("paid", transaction, "COMMIT", source="SOURCE_SERVER_CHECK")) == 20000
+        wait_until(lambda: any(isinstance(each, HalfChecked) for each in heard), "the question has ended")
+        assert [each.unanswered_at for each in asker.clients._clients.values()] == [None]
+    told = [each for each in heard if isinstance(each, HalfChecked)]
+    assert [(each.resolution, each.error) for each in told] == [("commit", None)]
+    assert decisions(engine) == [(transaction, "commit", "producer")]
+
+
+def test_a_stop_takes_its_questions_back(new_server: NewServer, engine: Engine) -> None:
+    """It doesn't wait for their answers, and they cost no check."""
+    server = new_server(PATIENT)
+    with RawClient(server.addresses[0]) as raw:
+        stream = raw.telemetry(raw.producing("paid"))
+        begin(raw)
+        asked(stream)
+        server.stop()
+        assert stream.get() is None
+    assert checked(engine) == [0]
+
+
+@pytest.mark.parametrize("acts", [1, 20])
+def test_a_stop_waits_for_no_row(acts: int, new_server: NewServer, engine: Engine) -> None:
+    """While another transaction holds a message, what waits for it is rolled back, and the server's report is gone."""
+    server, holder = new_server(Settings(drain_timeout=1)), create_engine(engine.url)
+    with RawClient(server.addresses[0]) as raw:
+        raw.send(message("orders"))
+        dispatch_all(engine)
+        _, (got,) = raw.receive("orders", "mail")
+
+        def change() -> None:
+            with suppress(grpc.RpcError):  # cut off, or answered by a failure
+                raw.change("orders", "mail", handle_of(got), "30s")
+
+        with holder.connect() as connection, connection.begin():
+            connection.execute(sql("SELECT 1 FROM outbox.consumer_message FOR UPDATE"))
+            threads = [threading.Thread(target=change, daemon=True) for _ in range(acts)]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: waiting(engine) >= min(acts, 8), "they wait for the row")
+            server.stop()
+            for thread in threads:
+                thread.join()
+            with engine.connect() as other:
+                assert not other.execute(sql("SELECT count(*) FROM outbox.worker")).scalar_one()
+    holder.dispose()
+    wait_until(lambda: waiting(engine) == 0, "PostgreSQL has seen that they are gone")
+    with engine.connect() as connection:
+        lease = connection.execute(sql("SELECT lease FROM outbox.consumer_message")).scalar_one()
+    assert lease == MessageLease.of_handle(handle_of(got)).number
+
+
+def waiting(engine: Engine) -> int:
+    """Return how many sessions wait for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with engine.connect() as connection:
+        return int(connection.execute(sql(query)).scalar_one())
