@@ -132,10 +132,6 @@ class RocketmqOptions:
         """Return what is said of a group."""
         return self.groups.get(name, _GROUP)
 
-    def name_of(self, user: UserOptions) -> str:
-        """Return the name of a user; "" where none are declared."""
-        return next((name for name, each in self.users.items() if each is user), "")
-
     @classmethod
     def of_file(cls, path: Path) -> RocketmqOptions:
         """Return what the table ``[rocketmq]`` of a TOML file says."""

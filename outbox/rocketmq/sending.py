@@ -234,7 +234,7 @@ class SendCalls:
         await self._tables.queues(topic)
         for kind in kinds:
             check_type(expected, kind)
-        user = self._tables.options.name_of(client.user)
+        user = client.user.name
         items = [
             SendItem(client.id, topic, message, kind, size=len(message.body), user=user)
             for message, kind in zip(messages, kinds, strict=True)
