@@ -11,13 +11,11 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy import text as sql
 
 from outbox import Settings
-from outbox.consumer.leased.settlement import MessageLease
 from outbox.telemetry.events import CheckSkipped, HalfChecked
 from outbox.telemetry.hooks import TelemetryEvent
 from tests.kit import wait_until
-from tests.kit.passes import dispatch_all
 from tests.rocketmq.conftest import NewServer
-from tests.rocketmq.raw import RawClient, code, handle_of, message
+from tests.rocketmq.raw import RawClient, code, message
 from tests.rocketmq.test_transactions import asked, begin, decisions
 
 #: Halves are orphans at once and are asked about often; a question waits for longer than a test may last.
@@ -82,25 +80,23 @@ def test_a_stop_takes_its_questions_back(new_server: NewServer, engine: Engine) 
     assert checked(engine) == [0]
 
 
-@pytest.mark.parametrize("acts", [1, 20])
-def test_a_stop_waits_for_no_row(acts: int, new_server: NewServer, engine: Engine) -> None:
-    """While another transaction holds a message, what waits for it is rolled back, and the server's report is gone."""
+@pytest.mark.parametrize("sends", [1, 20])
+def test_a_stop_waits_for_no_lock(sends: int, new_server: NewServer, engine: Engine) -> None:
+    """While another transaction holds a table, what waits for it is rolled back, and the server's report is gone."""
     server, holder = new_server(Settings(drain_timeout=1)), create_engine(engine.url)
     with RawClient(server.addresses[0]) as raw:
         raw.send(message("orders"))
-        dispatch_all(engine)
-        _, (got,) = raw.receive("orders", "mail")
 
-        def change() -> None:
+        def send() -> None:
             with suppress(grpc.RpcError):  # cut off, or answered by a failure
-                raw.change("orders", "mail", handle_of(got), "30s")
+                raw.send(message("orders"))
 
         with holder.connect() as connection, connection.begin():
-            connection.execute(sql("SELECT 1 FROM outbox.consumer_message FOR UPDATE"))
-            threads = [threading.Thread(target=change, daemon=True) for _ in range(acts)]
+            connection.execute(sql("LOCK TABLE outbox.half_message IN SHARE MODE"))
+            threads = [threading.Thread(target=send, daemon=True) for _ in range(sends)]
             for thread in threads:
                 thread.start()
-            wait_until(lambda: waiting(engine) >= min(acts, 8), "they wait for the row")
+            wait_until(lambda: waiting(engine), "they wait for the table")
             server.stop()
             for thread in threads:
                 thread.join()
@@ -109,8 +105,7 @@ def test_a_stop_waits_for_no_row(acts: int, new_server: NewServer, engine: Engin
     holder.dispose()
     wait_until(lambda: waiting(engine) == 0, "PostgreSQL has seen that they are gone")
     with engine.connect() as connection:
-        lease = connection.execute(sql("SELECT lease FROM outbox.consumer_message")).scalar_one()
-    assert lease == MessageLease.of_handle(handle_of(got)).number
+        assert connection.execute(sql("SELECT count(*) FROM outbox.half_message")).scalar_one() == 1
 
 
 def waiting(engine: Engine) -> int:
