@@ -137,14 +137,16 @@ UPDATE {{s}}.consumer_message c
 RETURNING c.message_id, c.lease, c.next_attempt_at
 """)
 
+# IS TRUE: a row is found by its key. With many that are taken, the index of all of them looks small to the planner, and
+# each acknowledgement would walk through it.
 #: The condition that a lease, by its message and its number, is the row's and hasn't ended.
-_HELD = "m.status = 'taken' AND m.lease = l.number AND m.next_attempt_at > clock_timestamp()"
+_HELD = "(m.status = 'taken') IS TRUE AND m.lease = l.number AND m.next_attempt_at > clock_timestamp()"
 #: The leases that are named, as ``l (message_id, number, order_key)``: those alone that can be locked, or, of a form
 #: that waits, all of them; then the UPDATE waits.
 _LEASES = """FROM (SELECT c.message_id, c.order_key, l.number
           FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
           JOIN {s}.consumer_message c ON c.consumer_group = %(group)s AND c.message_id = l.id
-         WHERE c.topic = %(topic)s AND c.status = 'taken'{free}) l"""
+         WHERE (c.topic = %(topic)s AND c.status = 'taken') IS TRUE{free}) l"""
 
 
 class LeaseTemplate:
@@ -188,7 +190,7 @@ extend: LeaseTemplate = LeaseTemplate(f"""
 UPDATE {{s}}.consumer_message m SET lease = %(next)s, next_attempt_at = {_UNTIL}, changed_at = clock_timestamp()
   {_LEASES}
  WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id
-   AND ({_HELD} OR m.status = 'taken' AND m.lease = %(next)s)
+   AND ({_HELD} OR (m.status = 'taken') IS TRUE AND m.lease = %(next)s)
 RETURNING m.next_attempt_at
 """)
 
