@@ -27,12 +27,12 @@ def main() -> int:
     parser.epilog = "The command is run in place of your shell."
     # Wherever its options stand: argparse takes no more of them once it has seen the database.
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    own, given = sys.argv[1:end], sys.argv[end + 1 :]
-    options, command = parser.parse_args(own), given or [os.environ.get("SHELL", "/bin/sh")]
+    own, program = sys.argv[1:end], sys.argv[end + 1 :]
+    options, command = parser.parse_args(own), program or [os.environ.get("SHELL", "/bin/sh")]
     try:
         with server([options.database], folder=options.folder) as postgres:
             url = postgres.url(options.database)
-            if not given:
+            if not program:
                 print(f"{URL_VARIABLE} is set in this shell; leave it (exit) to stop PostgreSQL", file=sys.stderr)  # noqa: T201 - a command's own words
             # Ctrl-C is for the command, where it means what it always does; PostgreSQL is stopped when that ends.
             signal.signal(signal.SIGINT, lambda *_: None)
