@@ -87,7 +87,7 @@ class UserOptions:
         return _fits(self.receive, topic) and _fits(self.groups, group)
 
     def may_join(self, group: str) -> bool:
-        """May it be a consumer of a group, for whatever topic?"""
+        """Tell whether it may be a consumer of a group, of any topic."""
         return _fits(self.groups, group)
 
     def may_see(self, topic: str) -> bool:

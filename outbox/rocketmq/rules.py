@@ -86,9 +86,9 @@ def refusal_of(error: Exception) -> Refused:
 
 
 def check_bounds(request: Any, where: str = "") -> None:
-    """Raise Refused if a text or a list in a request is too large, whatever the call does with it; name its field.
+    """Raise Refused, which names the field, if a text or a list in a request is too large for any call.
 
-    Bodies and properties have limits of their own.
+    ``where`` is the path of a part, with a dot at its end. Bodies and properties have limits of their own.
     """
     if request.ByteSize() < 2 * MAX_PARTS:  # no more fits in: so are nearly all
         return
