@@ -203,7 +203,8 @@ def _host(url: URL) -> str:
 
 
 _HEX, _QUAD = r"[\da-fA-F]{1,4}", r"\d{1,3}(?:\.\d{1,3}){3}"
-_QUOTED = r"""(?:"[^"…]*(?:["…]|\Z)|'[^'…]*(?:['…]|\Z))"""
+# An ellipsis is written as an escape: not each database's encoding has it.
+_QUOTED = r"""(?:"[^"\u2026]*(?:["\u2026]|\Z)|'[^'\u2026]*(?:['\u2026]|\Z))"""
 #: Addresses of databases: URLs, ``host:5432/shop``, IP addresses, what libpq, psycopg and asyncio say of hosts, ports
 #: and users, and the same in a connection string. Where a text was cut (`cut`), the end may be the beginning of one.
 #: What the first group finds is kept. PostgreSQL searches by it, too.
@@ -217,8 +218,9 @@ ADDRESS = re.compile(
     rf"""|(?<![\d.]){_QUAD}(?!\d|\.\d)"""
     r"""|(\b(?:server at|on socket|certificate for|host name|host|hostaddr|user|role|port|call failed):? """
     r"""|\b(?:host|hostaddr|port|user|dbname)=)"""
-    rf"""(?:{_QUOTED}(?: \([^)…]*(?:[)…]|\Z))?|(?<==)[^\s'",;)]+|(?<=port )\d{{3,5}}|\({_QUOTED}, \d+[^)]*\))"""
-    r"""|(?<!\S)\S+…(?=\n|\Z)"""
+    rf"""(?:{_QUOTED}(?: \([^)\u2026]*(?:[)\u2026]|\Z))?|(?<==)[^\s'",;)]+|\({_QUOTED}, \d+[^)]*\)"""
+    r"""|(?<=port )(?:\d{3,5}|\d{1,2}(?= failed)))"""
+    r"""|(?<!\S)\S+(?:\u2026|\.{3})(?=\n|\Z)"""
 )
 
 

@@ -138,7 +138,7 @@ def test_stats(cli: Cli, world: World) -> None:
     assert group == {
         "group": "till", "topic": "orders", "lag": 0, "oldest_lag": None, "failed": 1, "oldest_due": None, "overdue": 0,
         "waiting": 0, "taken": 0, "lapsed": 0, "parked": 1, "paused": False, "breaker_open": False, "lost": 0,
-        "newest_loss": None, "lost_id": None, "differences": None, "unfollowed": None, "capped": [],
+        "newest_loss": None, "lost_id": None, "differences": None, "unfollowed": None, "moves": 0, "capped": [],
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The states that rows have are declared once: nothing lists them by hand, and what words them knows them all."""
+"""What SQL says: states are declared once, nothing lists them by hand, what words them knows them all; in ASCII."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from outbox.flow.saga import CommandAnswer, CommandKind, SagaStatus
 from outbox.flow.tcc import BranchState
 from outbox.message.model import DeliveryStatus, Resolution, Status
 from outbox.operator.health.rules import IN_ORDER
+from outbox.operator.look.inbox_sql import address_sql
 from outbox.operator.model import BulkItemState, BulkJobState, HalfStatus, MessageFate
 from outbox.reconcile.job import Outcome
 from outbox.reconcile.tables import ProducerState
@@ -97,6 +98,15 @@ def test_sql_asks_for_states_that_there_are() -> None:
     found = {word for _, tree in _modules() for text in _texts(tree) for word in _ONE.findall(text)}
     assert {"failed", "pending", "compensated"} & found
     assert found - WORDS == {"disabled"}  # of PostgreSQL's own sessions
+
+
+def test_sql_is_written_in_ascii() -> None:
+    """A database or a client with another encoding than UTF-8 takes each statement, and each pattern in one."""
+    sql = re.compile(r"\b(?:SELECT [^`]* FROM|CASE WHEN|UPDATE [^`]* SET|INSERT INTO|DELETE FROM|WHERE)\b")
+    formed = (node for _, tree in _modules() for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+    texts = [*("".join(_texts(node)) for node in formed), *(text for _, tree in _modules() for text in _texts(tree))]
+    assert not [text for text in texts if sql.search(text) and not text.isascii()]
+    assert address_sql().isascii()
 
 
 def test_tables_accept_what_is_declared() -> None:

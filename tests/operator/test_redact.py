@@ -499,12 +499,15 @@ ADDRESSES = {
     "on socket \"/run/postgresql/.s\", role 'ann'": "on socket ***, role ***",
     'cut: server at "db.exam…': "cut: server at ***",
     "cut: db.exam…": "cut: ***",
+    "cut: db.exam...": "cut: ***",
+    "server at '::1', port 1 failed: refused": "server at ***, port *** failed: refused",
     **{
         each: each
         for each in (
             '{"order":1234567,"at":30} [:5] f(a):3 12:30:05 01:23:45:67:89:ab bad::face std::vector',
             "user 4711, role 7, host 5 of 9, port 3, a.py:12/foo, 1:2/3, 10:30/PT1H, 2026-12-01T12:30:05/2026",
             "gave …",
+            "gave ...",
             # In each way to part it, one would try them for minutes.
             f'x :: "id":{"a" * 60}_x',
             f"{'1.' * 2_000}_x {':a' * 2_000}_x {'a:' * 2_000}_x",

@@ -150,7 +150,7 @@ def overview(context: Context, window: Window = "1h") -> Overview:
     return shortened(context.operator.overview(window))
 
 
-@router.get("/groups/{group}/{topic:path}/work", tags=["groups"])
+@router.get("/groups/{group}/{topic:path}/work", responses=problems(404), tags=["groups"])
 def work(context: Context, group: str, topic: str, window: Window = "1h", database: str | None = None) -> list[Series]:
     """Return what the handlers of a group did in each minute: consumed, failed, p50 and p95 of their calls."""
     return context.operator.work(topic, group, database, window)

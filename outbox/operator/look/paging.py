@@ -352,9 +352,12 @@ def count_of(schema: str, table: str, condition: str = "true", most: int | None 
 
 
 def first_line(column: str) -> str:
-    """Return the SQL of the first line of an error, of 1,000 characters at most; an ellipsis tells that it was cut."""
+    """Return the SQL of the first line of an error, of 1,000 characters at most; three dots tell that it was cut.
+
+    Not an ellipsis as `outbox.text.cut` has it: a database or a client with another encoding than UTF-8 may lack it.
+    """
     line = f"split_part({column}, E'\\n', 1)"
-    return f"CASE WHEN length({line}) > 1000 THEN left({line}, 999) || '…' ELSE {line} END"
+    return f"CASE WHEN length({line}) > 1000 THEN left({line}, 997) || '...' ELSE {line} END"
 
 
 def fitting(criteria: object, conditions: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
