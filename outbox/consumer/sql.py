@@ -332,11 +332,12 @@ SELECT %s, id, %s, %s, position, 'consumed', 1, digest, %s
  WHERE {MARKED_TRANSACTION}
 """)
 
+# The ids are given once more: else the planner, with statistics older than the group, may walk through all of it.
 #: Say where messages stand that were handled before they were dispatched: in a queue, of the passage that meets them.
 give_positions: Template = Template("""
 UPDATE {s}.consumer_message c SET queue = %(queue)s, position = m.position, passage = %(passage)s
   FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[]) AS m (id, position)
- WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND c.position = 0
+ WHERE c.consumer_group = %(group)s AND c.message_id = ANY (%(ids)s::uuid[]) AND c.message_id = m.id AND c.position = 0
 """)
 
 #: The condition that a row of the inbox holds back the later messages of its key: the partial index has it.
@@ -446,7 +447,8 @@ UPDATE {{s}}.consumer_message c
        body_digest = m.digest, last_error = NULL, error_kind = NULL, passage = %(passage)s, order_key = NULL,
        turn = NULL, follows = false, taken_by = NULL, take_id = NULL, changed_at = clock_timestamp()
   FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[]) AS m (id, position, digest)
- WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND {MARKED_TRANSACTION}
+ WHERE c.consumer_group = %(group)s AND c.message_id = ANY (%(ids)s::uuid[]) AND c.message_id = m.id
+   AND {MARKED_TRANSACTION}
 """)
 
 #: How many failed attempts of a message are kept for a group, and how much (characters) of the error of each.
@@ -521,10 +523,11 @@ SELECT attempts, attempts = 0 AND last_error IS NULL, {FIRST_FAILED_AT} FROM {{s
 #: Read which topics have a name like one of these patterns. Rows: ``(name,)``.
 topics_like: Template = Template("SELECT name FROM {s}.topic WHERE name LIKE ANY (%(patterns)s::text[]) ORDER BY name")
 
+# IS TRUE: so the planner takes the key, and no index of all that failed.
 #: Make failed messages due again, whose last start was no attempt.
 due_again: Template = Template("""
 UPDATE {s}.consumer_message SET starts = 0, next_attempt_at = clock_timestamp()
- WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND status = 'failed'
+ WHERE consumer_group = %(group)s AND message_id = ANY (%(ids)s::uuid[]) AND (status = 'failed') IS TRUE
 """)
 
 #: What a retry changes in a failed, taken or parked inbox row ``m``: it is due now, a parked one with all its attempts.
@@ -540,10 +543,10 @@ RETRY = """status = CASE WHEN m.follows THEN 'waiting' ELSE 'failed' END,
 retry_resent: Template = Template(f"""
 UPDATE {{s}}.consumer_message m
    SET {RETRY}, queue = %(queue)s, position = %(position)s, changed_at = clock_timestamp()
-  FROM (SELECT message_id FROM {{s}}.consumer_message
-         WHERE consumer_group = %(group)s AND message_id = %(id)s AND status IN {OPEN} AND status IN {TRIED}
-           AND discarded_at IS NULL FOR UPDATE SKIP LOCKED) f
- WHERE m.consumer_group = %(group)s AND m.message_id = f.message_id
+ WHERE consumer_group = %(group)s AND message_id = (
+       SELECT message_id FROM {{s}}.consumer_message
+        WHERE consumer_group = %(group)s AND message_id = %(id)s AND status IN {OPEN} AND status IN {TRIED}
+          AND discarded_at IS NULL FOR UPDATE SKIP LOCKED)
 RETURNING m.message_id
 """)
 

@@ -133,20 +133,25 @@ UPDATE {{s}}.consumer_message c
        turn = CASE WHEN m.key IS NOT NULL THEN {last_turn("m.key")} + m.number END, changed_at = clock_timestamp()
   FROM unnest(%(ids)s::uuid[], %(positions)s::bigint[], %(digests)s::bytea[], %(keys)s::text[])
        WITH ORDINALITY AS m (id, position, digest, key, number)
- WHERE c.consumer_group = %(group)s AND c.message_id = m.id AND {MARKED_TRANSACTION}
+ WHERE c.consumer_group = %(group)s AND c.message_id = ANY (%(ids)s::uuid[]) AND c.message_id = m.id
+   AND {MARKED_TRANSACTION}
 RETURNING c.message_id, c.lease, c.next_attempt_at
 """)
 
-# IS TRUE: a row is found by its key. With many that are taken, the index of all of them looks small to the planner, and
-# each acknowledgement would walk through it.
+# IS TRUE, and the ids once more beside each join: a row is found by its key. With many that are taken, the index of all
+# of them looks small to the planner; where statistics are older than the group, all of it does. An acknowledgement
+# would walk through either.
 #: The condition that a lease, by its message and its number, is the row's and hasn't ended.
 _HELD = "(m.status = 'taken') IS TRUE AND m.lease = l.number AND m.next_attempt_at > clock_timestamp()"
+_NAMED = "m.consumer_group = %(group)s AND m.message_id = ANY (%(ids)s::uuid[])"
 #: The leases that are named, as ``l (message_id, number, order_key)``: those alone that can be locked, or, of a form
 #: that waits, all of them; then the UPDATE waits.
-_LEASES = """FROM (SELECT c.message_id, c.order_key, l.number
-          FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
-          JOIN {s}.consumer_message c ON c.consumer_group = %(group)s AND c.message_id = l.id
-         WHERE (c.topic = %(topic)s AND c.status = 'taken') IS TRUE{free}) l"""
+_LEASES = f"""
+WITH l AS MATERIALIZED (
+    SELECT m.message_id, m.order_key, l.number FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
+      JOIN {{s}}.consumer_message m ON {_NAMED} AND m.message_id = l.id
+     WHERE (m.topic = %(topic)s AND m.status = 'taken') IS TRUE{{free}}
+)"""
 
 
 class LeaseTemplate:
@@ -156,7 +161,7 @@ class LeaseTemplate:
     """
 
     def __init__(self, sql: str) -> None:
-        free = sql.replace("{free}", " FOR UPDATE OF c SKIP LOCKED").replace("{skip}", " SKIP LOCKED")
+        free = sql.replace("{free}", " FOR UPDATE OF m SKIP LOCKED").replace("{skip}", " SKIP LOCKED")
         self._forms = {True: Template(sql.replace("{free}", "").replace("{skip}", "")), False: Template(free)}
 
     def __call__(self, schema: str, /, *, waits: bool, **named: object) -> Statement:
@@ -167,12 +172,11 @@ class LeaseTemplate:
 # The number of the lease stays: the client that settles twice, since its answer was lost, is told that it has.
 #: Write that messages were handled under these leases. Rows: ``(id, attempts, queue, number of the lease, order key)``,
 #: of those that could.
-acknowledge: LeaseTemplate = LeaseTemplate(f"""
+acknowledge: LeaseTemplate = LeaseTemplate(f"""{_LEASES}
 UPDATE {{s}}.consumer_message m
    SET status = 'consumed', attempts = attempts + 1, next_attempt_at = NULL, last_error = NULL, error_kind = NULL,
        taken_by = NULL, take_id = NULL, order_key = NULL, turn = NULL, follows = false, changed_at = clock_timestamp()
-  {_LEASES}
- WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id AND {_HELD}
+  FROM l WHERE {_NAMED} AND m.message_id = l.message_id AND {_HELD}
 RETURNING m.message_id, m.attempts, m.queue, m.lease, l.order_key
 """)
 
@@ -180,36 +184,33 @@ RETURNING m.message_id, m.attempts, m.queue, m.lease, l.order_key
 #: that is taken, and whose lease hasn't ended, can't be settled now, since another transaction has it.
 statuses: Template = Template(f"""
 SELECT m.message_id, m.lease, m.status FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
-  JOIN {{s}}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
+  JOIN {{s}}.consumer_message m ON {_NAMED} AND m.message_id = l.id AND m.topic = %(topic)s
  WHERE m.lease = l.number AND (m.status <> 'taken' OR {_HELD})
 """)
 
 # It may be done twice, since the answer to its COMMIT was lost: by then the number is the new one.
 #: Have a lease end in so many seconds from now, under another number. Rows: ``(end,)``, or none if it has ended.
-extend: LeaseTemplate = LeaseTemplate(f"""
+extend: LeaseTemplate = LeaseTemplate(f"""{_LEASES}
 UPDATE {{s}}.consumer_message m SET lease = %(next)s, next_attempt_at = {_UNTIL}, changed_at = clock_timestamp()
-  {_LEASES}
- WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id
+  FROM l WHERE {_NAMED} AND m.message_id = l.message_id
    AND ({_HELD} OR (m.status = 'taken') IS TRUE AND m.lease = %(next)s)
 RETURNING m.next_attempt_at
 """)
 
 # One that its client has extended for longer stays so.
 #: Renew leases under their numbers: their clients are at work. Rows: ``(id,)`` of those that are renewed.
-renew: LeaseTemplate = LeaseTemplate(f"""
+renew: LeaseTemplate = LeaseTemplate(f"""{_LEASES}
 UPDATE {{s}}.consumer_message m SET next_attempt_at = greatest(m.next_attempt_at, {_UNTIL})
-  {_LEASES}
- WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id AND {_HELD}
+  FROM l WHERE {_NAMED} AND m.message_id = l.message_id AND {_HELD}
 RETURNING m.message_id
 """)
 
 #: Have messages due again that were taken for a client that is gone: nothing was tried.
-give_back: LeaseTemplate = LeaseTemplate(f"""
+give_back: LeaseTemplate = LeaseTemplate(f"""{_LEASES}
 UPDATE {{s}}.consumer_message m
    SET status = 'failed', next_attempt_at = clock_timestamp(), taken_by = NULL, take_id = NULL,
        changed_at = clock_timestamp()
-  {_LEASES}
- WHERE m.consumer_group = %(group)s AND m.message_id = l.message_id AND {_HELD}
+  FROM l WHERE {_NAMED} AND m.message_id = l.message_id AND {_HELD}
 """)
 
 # A row that another transaction has is left to it: its client settles it at this moment, in a transaction that may
@@ -233,7 +234,7 @@ UPDATE {{s}}.consumer_message
 lock: LeaseTemplate = LeaseTemplate(f"""
 SELECT m.attempts, m.order_key, m.turn, m.taken_by, m.take_id
   FROM unnest(%(ids)s::uuid[], %(numbers)s::bigint[]) l (id, number)
-  JOIN {{s}}.consumer_message m ON m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.message_id = l.id
+  JOIN {{s}}.consumer_message m ON {_NAMED} AND m.message_id = l.id AND m.topic = %(topic)s
  WHERE {_HELD}
    FOR UPDATE OF m{{skip}}
 """)
@@ -270,5 +271,6 @@ expire: Template = Template("""
 UPDATE {s}.consumer_message
    SET status = 'expired', next_attempt_at = NULL, taken_by = NULL, take_id = NULL, order_key = NULL, turn = NULL,
        follows = false, changed_at = clock_timestamp()
- WHERE consumer_group = %(group)s AND message_id = %(id)s AND status = 'taken' AND lease = %(number)s
+ WHERE consumer_group = %(group)s AND message_id = %(id)s AND (status = 'taken') IS TRUE
+   AND lease = %(number)s
 """)

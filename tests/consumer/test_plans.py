@@ -1,0 +1,82 @@
+"""Statements that are given messages find their rows by the key: with many in a group, none walks through all of it.
+
+What the planner knows of a group may be older than its messages. A join by id alone lets it take the group for the
+smaller side, and go through it once for each message that is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import outbox.consumer.leased.sql
+import outbox.consumer.outside.sql
+import outbox.consumer.sql
+from outbox.consumer import key_order
+from outbox.database.execute import Template, driver_of
+
+_MODULES = (outbox.consumer.leased.sql, outbox.consumer.outside.sql, outbox.consumer.sql, key_order)
+_TAKEN = """
+INSERT INTO outbox.consumer_message
+       (consumer_group, message_id, topic, queue, position, status, attempts, next_attempt_at, lease, taken_by)
+SELECT 'mail', gen_random_uuid(), 'orders', 0, n, 'taken', 0, clock_timestamp() + interval '1 hour', n, 'client'
+  FROM generate_series(1, :rows) n
+"""
+#: What statements bind beside the messages; as `_VALUES` has them for lists.
+_VALUES: dict[str, Any] = {
+    **{"group": "mail", "topic": "orders", "queue": 0, "passage": 1, "invisible": 60.0, "next": 7, "seconds": 60.0},
+    **{"taker": "client", "take_id": None, "limit": 32, "delay": 1.0, "status": "failed", "error": "no"},
+    **{"kind": "no", "holds": False, "position": 3, "number": 5, "turn": 1, "key": "k", "digest": b"", "queues": [0]},
+}
+
+
+def _statements() -> Iterator[Any]:
+    """Yield each change that is given the ids of its rows, and finds none itself, in each of its forms."""
+    for module in _MODULES:
+        for name, value in vars(module).items():
+            forms: dict[str, Any] = {}
+            if isinstance(value, Template):
+                forms[""] = value
+            elif isinstance(value, outbox.consumer.leased.sql.LeaseTemplate):
+                forms |= {f", {waits}": partial(value, waits=waits) for waits in (True, False)}
+            for form, call in forms.items():
+                sql = call("outbox", **_VALUES).sql
+                if (
+                    "UPDATE" in sql
+                    and not re.search("INSERT|ARRAY[(]|LIMIT", sql)
+                    and re.search(r"%\((ids?|numbers)\)s", sql)
+                ):
+                    yield pytest.param(call, id=f"{_name(module)}.{name}{form}")
+
+
+def _name(module: ModuleType) -> str:
+    return module.__name__.removeprefix("outbox.consumer.")
+
+
+@pytest.mark.parametrize(("analysed", "rows"), [(True, 3000), (False, 3000), (False, 150)])
+@pytest.mark.parametrize("call", list(_statements()))
+def test_each_finds_its_rows_by_the_key(call: Any, analysed: bool, rows: int, engine: Engine) -> None:
+    """Also where the planner takes the group for empty: its statistics are older than its messages, or there are none."""
+    with engine.begin() as connection:
+        if analysed:
+            connection.execute(text("ANALYZE outbox.consumer_message"))
+        connection.execute(text(_TAKEN), {"rows": rows})
+        (id_, number) = connection.execute(text("SELECT message_id, lease FROM outbox.consumer_message LIMIT 1")).one()
+        one = {"id": id_, "ids": [id_], "numbers": [number], "positions": [3], "digests": [b""], "keys": [None]}
+        statement = call("outbox", **_VALUES, **one, again=[], running=[], attempts=1)
+        lines = driver_of(connection).execute(f"EXPLAIN {statement.sql}", statement.values).fetchall()
+    plan = "\n".join(line for (line,) in lines)
+    scans = re.findall(
+        r"\b(?:Scan on|Index Scan using|Scan using) .*consumer_message.*\n +(.*)\n(?: +(.*)\n)?", f"{plan}\n\n"
+    )
+    assert scans, plan
+    for condition, more in scans:
+        # Of so few the planner may take all, but only once: what isn't meant goes before it is joined.
+        found = condition if rows > 150 else f"{condition} {more}"
+        assert re.search(r"\b(?:message_id|order_key) = ", found), plan
