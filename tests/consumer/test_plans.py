@@ -34,6 +34,9 @@ _VALUES: dict[str, Any] = {
     **{"taker": "client", "take_id": None, "limit": 32, "delay": 1.0, "status": "failed", "error": "no"},
     **{"kind": "no", "holds": False, "position": 3, "number": 5, "turn": 1, "key": "k", "digest": b"", "queues": [0]},
 }
+#: What a statement has that is given ids, and one that finds rows itself, or writes new ones.
+_GIVEN, _FINDS = re.compile(r"%\((ids?|numbers)\)s"), re.compile(r"INSERT|ARRAY\(|LIMIT")
+_SCAN = re.compile(r"\b(?:Scan on|Scan using|Index Scan using) .*consumer_message.*\n +(.*)\n(?: +(.*)\n)?")
 
 
 def _statements() -> Iterator[Any]:
@@ -47,11 +50,7 @@ def _statements() -> Iterator[Any]:
                 forms |= {f", {waits}": partial(value, waits=waits) for waits in (True, False)}
             for form, call in forms.items():
                 sql = call("outbox", **_VALUES).sql
-                if (
-                    "UPDATE" in sql
-                    and not re.search("INSERT|ARRAY[(]|LIMIT", sql)
-                    and re.search(r"%\((ids?|numbers)\)s", sql)
-                ):
+                if "UPDATE" in sql and _GIVEN.search(sql) and not _FINDS.search(sql):
                     yield pytest.param(call, id=f"{_name(module)}.{name}{form}")
 
 
@@ -62,7 +61,7 @@ def _name(module: ModuleType) -> str:
 @pytest.mark.parametrize(("analysed", "rows"), [(True, 3000), (False, 3000), (False, 150)])
 @pytest.mark.parametrize("call", list(_statements()))
 def test_each_finds_its_rows_by_the_key(call: Any, analysed: bool, rows: int, engine: Engine) -> None:
-    """Also where the planner takes the group for empty: its statistics are older than its messages, or there are none."""
+    """Also where the planner takes the group for empty: its statistics are older than it, or there are none."""
     with engine.begin() as connection:
         if analysed:
             connection.execute(text("ANALYZE outbox.consumer_message"))
@@ -72,9 +71,7 @@ def test_each_finds_its_rows_by_the_key(call: Any, analysed: bool, rows: int, en
         statement = call("outbox", **_VALUES, **one, again=[], running=[], attempts=1)
         lines = driver_of(connection).execute(f"EXPLAIN {statement.sql}", statement.values).fetchall()
     plan = "\n".join(line for (line,) in lines)
-    scans = re.findall(
-        r"\b(?:Scan on|Index Scan using|Scan using) .*consumer_message.*\n +(.*)\n(?: +(.*)\n)?", f"{plan}\n\n"
-    )
+    scans = _SCAN.findall(f"{plan}\n\n")
     assert scans, plan
     for condition, more in scans:
         # Of so few the planner may take all, but only once: what isn't meant goes before it is joined.
