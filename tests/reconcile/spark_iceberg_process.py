@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from pyiceberg.catalog.sql import SqlCatalog
 
 from outbox.reconcile.job import Spark
-from outbox.reconcile.spark.log import LOG, appending, register
+from outbox.reconcile.spark.iceberg import appending
+from outbox.reconcile.spark.log import LOG, register
 from outbox.reconcile.spark.session import session
 from tests.reconcile.spark_log_process import run
 

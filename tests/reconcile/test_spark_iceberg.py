@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox.reconcile.spark.log import PROPERTY, appending
+from outbox.reconcile.spark.iceberg import PROPERTY, appending
 from tests.kit import tries
 from tests.reconcile.spark_iceberg_process import Append, stream, table_of
 from tests.reconcile.test_spark_log import ROOT, amounts, cents, log_url, pay  # noqa: F401 - a fixture

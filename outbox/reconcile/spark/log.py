@@ -8,18 +8,16 @@ their order, so nothing can appear below the end of a queue.
 A checkpoint has such an offset. Each batch lies between two of them, so it is the same however often it is begun again,
 and a sink that writes each batch once (files, Delta, Iceberg) has each message once. PySpark calls these classes in
 processes of its own, which get them pickled.
-
-Into an Iceberg table of any catalog PyIceberg writes, without a jar. Spark tells of a batch again where it died before
-its checkpoint said that the batch is written. So the commit that appends a batch also writes into the table's
-properties which batch of which query it was: both are there, or neither. The properties outlive snapshots that expire
-and files that are compacted.
 """
 
 from __future__ import annotations
 
-import json
+import datetime as dt
+import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
@@ -29,12 +27,14 @@ import pyspark
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from outbox.consumer.sql import beginnings, heads
-from outbox.database.execute import Template, execute, read_log
-from outbox.errors import InvalidSettings, MessagesPruned, SourceError, SourceLost
+from outbox.consumer.sql import heads
+from outbox.consumer.start import StartPosition, start_positions
+from outbox.database.execute import Statement, Template, execute, read_log, statement
+from outbox.errors import InvalidRequest, InvalidSettings, MessagesPruned, SourceError, SourceLost
 from outbox.message.compression import decompress
 from outbox.message.content import check_topic
-from outbox.message.model import behind, read_headers
+from outbox.message.limits import start_from_text
+from outbox.message.model import Start, behind, read_headers
 from outbox.reader import Reader, option
 from outbox.reconcile.config import Address
 from outbox.reconcile.job import Access, described
@@ -51,6 +51,7 @@ from outbox.reconcile.source import (
 )
 
 try:
+    from pyspark.sql import datasource
     from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 except ImportError:
@@ -61,8 +62,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 #: What a message is as a row; ``headers`` are those of the sender, ``body`` as it was before it was compressed.
 LOG: pa.Schema = pa.schema(
@@ -82,6 +82,14 @@ LOG: pa.Schema = pa.schema(
     ]
 )
 
+#: Where each column of a message is: ``h`` is its half message.
+_COLUMNS: Mapping[str, str] = {
+    **dict.fromkeys(LOG.names, "h."),
+    **dict.fromkeys(("topic", "queue", "position", "send_number", "visible_at"), "m."),
+}
+#: How each column is selected that isn't of the same name and type.
+_SELECTED: Mapping[str, str] = {"message_id": "m.half_id::text", "headers": "h.headers::text"}
+
 #: How large (bytes) a body may be that was stored compressed.
 _LARGEST_BODY = 256 * 1024 * 1024
 
@@ -97,6 +105,20 @@ class QueueEnd(TypedDict):
 LogOffset = dict[str, QueueEnd]
 
 
+def _start(text: str) -> Start:
+    try:
+        return start_from_text(text)
+    except InvalidRequest:
+        raise ValueError("first, now, a position, QUEUE:POSITION,… or a time such as 2026-03-01T00:00:00Z") from None
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if len({*names} & _COLUMNS.keys()) < len(names):
+        raise ValueError(f"columns of a log, each once: {', '.join(LOG.names)}")
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """Which log is read, and how; the database is named as in a file, by ``url`` without a password or ``url_env``."""
@@ -105,9 +127,13 @@ class LogOptions:
     url: str | None = option(None, "The producer's database, without a password.")
     url_env: str | None = option(None, "The environment variable that has the URL of the producer's database.")
     schema: str | None = option(None, "The schema of the outbox tables.")
-    start: Literal["first", "now"] = option(
-        "first", "Where a new stream begins: with the oldest message, or after now."
+    start: Start = option(
+        "first",
+        "Where a table or a new stream begins: first (the oldest message), now, QUEUE:POSITION,… or a time.",
+        parse=_start,
     )
+    end: Start = option("now", "Where a table ends, before a position or a time; a stream has no end.", parse=_start)
+    columns: tuple[str, ...] = option(tuple(LOG.names), "The columns, by commas; only those are read.", parse=_columns)
     on_pruned: Literal["stop", "skip"] = option(
         "stop", "What happens where messages were pruned before they were read."
     )
@@ -124,7 +150,7 @@ class LogOptions:
             InvalidSettings: the database isn't named, or in a way that can't be kept secret.
         """
         address = Address(self.url, self.url_env, self.schema)
-        return TopicLog(address.access("outbox", os.environ), self.topic, self.on_pruned)
+        return TopicLog(address.access("outbox", os.environ), self.topic, self.on_pruned, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,44 +190,116 @@ SELECT position, number FROM (
  WHERE number %% %(size)s = 0 OR number = rows ORDER BY position
 """)
 
-_MESSAGES = Template("""
-SELECT m.topic, m.queue, m.position, m.half_id::text AS message_id, m.send_number, h.born_at, m.visible_at,
-       h.key, h.tag, h.headers::text AS headers, h.content_type, h.body
-  FROM {s}.message m LEFT JOIN {s}.half_message h ON h.id = m.half_id
- WHERE m.topic = %(topic)s AND m.queue = %(queue)s AND m.position > %(after)s AND m.position <= %(until)s
- ORDER BY m.position
-""")
+_OF_STRETCH = "m.topic = %(topic)s AND m.queue = %(queue)s AND m.position > %(after)s AND m.position <= %(until)s"
+_COUNT = Template(f"SELECT count(*) FROM {{s}}.message m WHERE {_OF_STRETCH}")
+
+
+class Condition(NamedTuple):
+    """What a column must fulfil: a comparison with a value, ``IN`` a tuple of values, or that it is (not) NULL."""
+
+    column: str
+    operator: str
+    value: Any = ()
+
+    def sql(self, name: str) -> str:
+        """Return it as SQL, whose value is bound by that name.
+
+        A message without its half fulfils what is narrow of the half, since it must be told of.
+        """
+        table = _COLUMNS[self.column]
+        column = "m.half_id" if self.column == "message_id" else f"{table}{self.column}"
+        value = f"%({name})s::{_sql_type(self.column)}"
+        if self.operator == "IN":
+            compared = f"{column} = ANY ({value}[])"
+        else:
+            compared = f"{column} {self.operator}{'' if self.operator.startswith('IS') else f' {value}'}"
+        return f"({compared} OR h.id IS NULL)" if table == "h." else compared
+
+    @property
+    def bound(self) -> Any:
+        """The value as it is bound."""
+        return list(map(_written, self.value)) if self.operator == "IN" else _written(self.value)
+
+    def allows(self, value: object) -> bool:
+        """Tell whether a value that isn't NULL fulfils it."""
+        return bool(_OPERATORS[self.operator](value, self.value))
+
+
+def _written(value: object) -> object:
+    return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+def _sql_type(column: str) -> str:
+    kind = LOG.field(column).type
+    if pa.types.is_timestamp(kind):
+        return "timestamptz"
+    return "uuid" if column == "message_id" else "int8" if pa.types.is_integer(kind) else "text"
+
+
+_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    **{"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le},
+    **{"IN": lambda value, values: value in values, "IS NOT NULL": lambda *_: True, "IS NULL": lambda *_: False},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLog:
-    """The log of a topic; a value that can be sent to another process."""
+    """The log of a topic, or what of it fulfils some conditions; a value that can be sent to another process."""
 
     access: Access
     topic: str
     on_pruned: Literal["stop", "skip"] = "stop"
+    columns: tuple[str, ...] = tuple(LOG.names)
+    conditions: tuple[Condition, ...] = ()
 
     def first(self) -> LogOffset:
-        """Return the offset before the oldest message that is kept, in each queue.
+        """Return the offset before the oldest message that is kept, in each queue; as `at`.
 
         It is what a new stream asks first, so a database that refuses isn't waited for: it was never there.
-
-        Raises:
-            InvalidSettings: there is no such topic.
-            SourceLost: the database isn't there.
         """
-        rows = self._rows(beginnings, tries=1)
-        return {str(queue): {"position": max(position - 1, 0), "id": ""} for queue, position in rows}
+        return self.at("first", tries=1)
 
     def end(self) -> LogOffset:
-        """Return the offset behind the newest message.
+        """Return the offset behind the newest message; as `at`."""
+        return self.at("now")
+
+    def at(self, start: Start, *, tries: int = MOST_TRIES) -> LogOffset:
+        """Return the offset of a start: the messages behind it are of its time or position, or later.
 
         Raises:
             InvalidSettings: there is no such topic.
-            SourceLost: the database was lost several times.
+            SourceLost: the database was lost so often.
+            MessagesPruned: some that may be meant were pruned, and that isn't to be skipped.
         """
-        rows = self._rows(heads)
-        return {str(queue): {"position": position, "id": str(id_ or "")} for queue, position, id_, *_ in rows}
+
+        def ask() -> list[StartPosition]:
+            with connected(self.access) as connection:
+                return start_positions(None, connection, self.access.schema, self.topic, start)
+
+        begins = insist(ask, tries=tries)
+        if not begins:
+            raise InvalidSettings(
+                f"there is no topic {self.topic!r} in {described(self.access.url)}; nothing was ever sent to it"
+            )
+        for each in begins:
+            self._check_pruned(each.queue, each.position, each.missing)
+        return {str(each.queue): {"position": each.position, "id": str(each.message_id or "")} for each in begins}
+
+    def within(self, start: LogOffset, end: LogOffset) -> tuple[LogOffset, LogOffset]:
+        """Return what lies between two offsets as far as the conditions on queues, positions and times allow."""
+        of_queues = [each for each in self.conditions if each.column == "queue"]
+        end = {queue: each for queue, each in end.items() if all(of.allows(int(queue)) for of in of_queues)}
+        log = replace(self, on_pruned="skip")
+        for column, step in _STEPS.items():
+            for _, sign, value in (each for each in self.conditions if each.column == column):
+                with suppress(OverflowError):  # nothing is that late: it bounds nothing
+                    if sign in {"=", ">", ">="}:
+                        bound = log.at(_least(value + step if sign == ">" else value))
+                        start = {queue: max(each, bound[queue], key=_reached) for queue, each in start.items()}
+                    if sign in {"=", "<", "<="}:
+                        bound = log.at(_least(value if sign == "<" else value + step))
+                        end = {queue: min(each, bound[queue], key=_reached) for queue, each in end.items()}
+        return start, end
 
     def bounded(self, start: LogOffset, end: LogOffset, rows: int) -> LogOffset:
         """Return an offset that lies at most so many messages behind ``start``, a fair share of them in each queue."""
@@ -282,28 +380,44 @@ class TopicLog:
             try:
                 for batch in self._batches(replace(stretch, after=after)):
                     rows, after = rows + batch.num_rows, batch["position"][-1].as_py()
-                    yield batch
+                    yield batch.select(self.columns)
                 break
             except SourceLost:
                 tries += 1
                 if tries == MOST_TRIES:
                     raise
                 insist(self._ask)
+        if self.conditions:  # how many there were is seen afterwards: so nothing that is pruned meanwhile is missed
+            (counted,) = self._query(_COUNT(self.access.schema, **self._of(stretch)))
+            rows = counted["count"][0].as_py()
         self._check_pruned(stretch.queue, stretch.after, stretch.rows - rows)
 
+    def _of(self, stretch: Stretch) -> dict[str, Any]:
+        return {"topic": self.topic, "queue": stretch.queue, "after": stretch.after, "until": stretch.until}
+
     def _batches(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
-        query = rendered(
-            _MESSAGES(
-                self.access.schema, topic=self.topic, queue=stretch.queue, after=stretch.after, until=stretch.until
-            )
-        )
+        columns = dict.fromkeys(("position", *self.columns))
+        if "body" in columns:  # its compression is in the headers
+            columns |= dict.fromkeys(("headers",))
+        of_half = [each for each in (*columns, *(of.column for of in self.conditions)) if _COLUMNS[each] == "h."]
+        if of_half:
+            columns |= dict.fromkeys(("message_id", "content_type"))
+        selected = ", ".join(f"{_SELECTED.get(each, _COLUMNS[each] + each)} AS {each}" for each in columns)
+        sql = f"SELECT {selected} FROM {{s}}.message m"
+        if of_half:
+            sql += " LEFT JOIN {s}.half_message h ON h.id = m.half_id"
+        named = {f"value_{number}": each for number, each in enumerate(self.conditions)}
+        sql += f" WHERE {' AND '.join([_OF_STRETCH, *(each.sql(name) for name, each in named.items())])}"
+        values = self._of(stretch) | {name: each.bound for name, each in named.items()}
+        for batch in self._query(statement(self.access.schema, f"{sql} ORDER BY m.position", values)):
+            yield self._shaped(batch)
+
+    def _query(self, query: Statement) -> Iterator[pa.RecordBatch]:
         access = self.access.resolved()
         try:
             with adbc_connection(conninfo(access.url)) as connection, connection.cursor() as cursor:
-                cursor.execute(query)
-                for batch in cursor.fetch_record_batch():
-                    if batch.num_rows:
-                        yield self._shaped(batch)
+                cursor.execute(rendered(query))
+                yield from (batch for batch in cursor.fetch_record_batch() if batch.num_rows)
         except SourceError:
             raise
         except (GeneratorExit, KeyboardInterrupt):
@@ -312,22 +426,22 @@ class TopicLog:
             raise_bare(failure_of(error, access))
 
     def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if batch["content_type"].null_count:
+        columns = {name: batch[name] for name in batch.schema.names}
+        if "content_type" in columns and batch["content_type"].null_count:
             torn = batch.filter(pc.is_null(batch["content_type"]))["message_id"][0]
             raise SourceError(
                 f"message {torn} of topic {self.topic!r} has no half message: reconcile, which tells more"
             )
-        headers, encodings = zip(*map(read_headers, batch["headers"].to_pylist()), strict=True)
-        bodies = batch["body"]
-        if any(encodings):
-            packed = zip(bodies.to_pylist(), encodings, strict=True)
-            bodies = pa.array([decompress(body, encoding, _LARGEST_BODY) for body, encoding in packed], pa.binary())
-        columns = {name: batch[name] for name in LOG.names} | {
-            "headers": pa.array([list(each.items()) for each in headers], LOG.field("headers").type),
-            "body": bodies,
-            **{name: within_calendar(batch[name]) for name in ("born_at", "visible_at")},
-        }
-        return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in LOG], schema=LOG)
+        if "headers" in columns:
+            headers, encodings = zip(*map(read_headers, batch["headers"].to_pylist()), strict=True)
+            columns["headers"] = pa.array([list(each.items()) for each in headers], LOG.field("headers").type)
+            if "body" in columns and any(encodings):
+                packed = zip(batch["body"].to_pylist(), encodings, strict=True)
+                bodies = [decompress(body, encoding, _LARGEST_BODY) for body, encoding in packed]
+                columns["body"] = pa.array(bodies, pa.binary())
+        columns |= {name: within_calendar(columns[name]) for name in ("born_at", "visible_at") if name in columns}
+        schema = schema_of(("position", *self.columns))
+        return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
     def _check_pruned(self, queue: int, after: int, missing: int) -> None:
         if missing > 0 and self.on_pruned == "stop":
@@ -341,19 +455,38 @@ class TopicLog:
         with connected(self.access) as connection:
             execute(connection, heads(self.access.schema, topic=self.topic))
 
-    def _rows(self, template: Template, *, tries: int = MOST_TRIES, **values: Any) -> list[Any]:
-        """Return the rows of a statement; a topic that isn't there is told."""
-
+    def _rows(self, template: Template, **values: Any) -> list[Any]:
         def ask() -> list[Any]:
             with connected(self.access) as connection:
                 return read_log(None, connection, template(self.access.schema, topic=self.topic, **values))[0]
 
-        rows = insist(ask, tries=tries)
-        if not rows and template in (heads, beginnings):
-            raise InvalidSettings(
-                f"there is no topic {self.topic!r} in {described(self.access.url)}; nothing was ever sent to it"
-            )
-        return rows
+        return insist(ask)
+
+
+#: How much (a position, a time) lies between a bound that is meant, and one that isn't.
+_STEPS: Mapping[str, Any] = {"position": 1, "visible_at": dt.timedelta(microseconds=1)}
+_MOST = 2**63 - 1
+
+
+def _least(value: Any) -> Start:
+    """Return a bound as a start; positions begin at 1.
+
+    Raises:
+        OverflowError: it lies beyond all positions.
+    """
+    if isinstance(value, int) and value > _MOST:
+        raise OverflowError
+    start: Start = max(value, 1) if isinstance(value, int) else value
+    return start
+
+
+def _reached(end: QueueEnd) -> int:
+    return end["position"]
+
+
+def schema_of(columns: Iterable[str]) -> pa.Schema:
+    """Return these columns of a log, each once."""
+    return pa.schema([LOG.field(name) for name in dict.fromkeys(columns)])
 
 
 def _position(offset: LogOffset, queue: str) -> int:
@@ -371,10 +504,11 @@ def as_offset(value: Mapping[str, Any]) -> LogOffset:
 
 
 def register(spark: SparkSession) -> None:
-    """Have a session know ``format("outbox")``, whose options are the fields of `LogOptions`.
+    """Have a session know ``format("outbox")``, whose options are the fields of `LogOptions`, and push filters into it.
 
     The executors need this package; see docs/spark.md.
     """
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(OutboxSource)
 
 
@@ -382,7 +516,7 @@ class OutboxSource(DataSource):
     """The log of one topic; a row for each message that was dispatched (`LOG`).
 
     Raises (all of its methods):
-        InvalidSettings: an unknown option, or one that can't be right; names it and the mend.
+        InvalidSettings: an unknown option or column, or one that can't be right; names it and the mend.
     """
 
     @classmethod
@@ -392,48 +526,116 @@ class OutboxSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns."""
-        return from_arrow_schema(LOG)
+        return from_arrow_schema(schema_of(self._options.columns))
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - the columns are always the same
-        """Return what reads the whole log as it is now."""
-        return TableReader(self._options)
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads the log as it is now; only the columns of the schema are read."""
+        return TableReader(*self._of(schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
-        """Return what reads the log batch by batch."""
-        return StreamReader(self._options)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return what reads the log batch by batch; only the columns of the schema are read."""
+        return StreamReader(*self._of(schema))
 
     @property
     def _options(self) -> LogOptions:
         return Reader(form="text").read(LogOptions, dict(self.options))
 
+    def _of(self, schema: StructType) -> tuple[LogOptions, pa.Schema]:
+        whole = {field.name: field.dataType.simpleString() for field in from_arrow_schema(LOG)}
+        for field in schema:
+            if (expected := whole.get(field.name)) != field.dataType.simpleString():
+                raise InvalidSettings(
+                    f"column {field.name!r} of schema() is {field.dataType.simpleString()}, and of a log it is "
+                    f"{expected or 'none'}; a log has {', '.join(' '.join(each) for each in whole.items())}"
+                )
+        narrow = pa.schema([LOG.field(each.name).with_nullable(each.nullable) for each in schema])
+        return replace(self._options, columns=tuple(schema.names)), narrow
 
-class TableReader(DataSourceReader):
-    """Reads all that is kept of a log."""
 
-    def __init__(self, options: LogOptions) -> None:
-        self._log, self._rows = options.log(), options.rows_per_partition
+class LogReader:
+    """Reads stretches of a log as rows of a schema: its own, or one that says the same of fewer columns."""
 
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return what each task reads."""
-        return list(map(InputPartition, self._log.stretches(self._log.first(), self._log.end(), self._rows)))
+    def __init__(self, options: LogOptions, schema: pa.Schema | None = None) -> None:
+        self._options, self._log = options, options.log()
+        self._schema = schema_of(options.columns) if schema is None else schema
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a partition."""
-        return self._log.read(partition.value)
+        for batch in self._log.read(partition.value):
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TableReader(LogReader, DataSourceReader):
+    """Reads what is kept of a log, between a start and an end, and of that what fulfils the filters of a query."""
+
+    def pushFilters(self, filters: Sequence[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name
+        """Have the database leave out what a query doesn't want; return the filters that Spark must see to itself."""
+        pairs = [(each, condition_of(each)) for each in filters]
+        self._log = replace(self._log, conditions=tuple(condition for _, condition in pairs if condition))
+        return [each for each, condition in pairs if condition is None]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return what each task reads."""
+        # First where it begins: a database that was never there is told by it, and not waited for.
+        first = self._log.first()
+        begin = first if self._options.start == "first" else self._log.at(self._options.start)
+        start, end = self._log.within(begin, self._log.at(self._options.end))
+        return list(map(InputPartition, self._log.stretches(start, end, self._options.rows_per_partition)))
+
+
+_COMPARED: Mapping[type[datasource.Filter], str] = {
+    datasource.EqualTo: "=",
+    datasource.In: "IN",
+    datasource.GreaterThan: ">",
+    datasource.GreaterThanOrEqual: ">=",
+    datasource.LessThan: "<",
+    datasource.LessThanOrEqual: "<=",
+    datasource.IsNotNull: "IS NOT NULL",
+    datasource.IsNull: "IS NULL",
+}
+
+
+def condition_of(filter_: datasource.Filter) -> Condition | None:
+    """Return a filter of Spark's as a condition; None: the database would answer it otherwise, or can't."""
+    (column, *inside), sign = (
+        filter_.attribute if hasattr(filter_, "attribute") else ("",),
+        _COMPARED.get(type(filter_)),
+    )
+    if inside or sign is None or column in {"headers", "body", ""}:
+        return None
+    if sign.startswith("IS"):
+        return Condition(column, sign)
+    value: Any = filter_.value  # type: ignore[attr-defined]  # those above have one
+    if not all(_is_of(column, sign, each) for each in (value if sign == "IN" else (value,))):
+        return None
+    return Condition(column, sign, tuple(value) if sign == "IN" else value)
+
+
+def _is_of(column: str, sign: str, value: object) -> bool:
+    """Tell whether a value can be compared in the database as Spark compares it."""
+    kind = LOG.field(column).type
+    if pa.types.is_integer(kind):
+        return type(value) is int and abs(value) <= _MOST
+    if pa.types.is_timestamp(kind):
+        return isinstance(value, dt.datetime) and value.tzinfo is not None
+    if not isinstance(value, str) or "\0" in value or sign not in {"=", "IN"}:  # texts are ordered by a collation
+        return False
+    return column != "message_id" or re.fullmatch(_ID, value) is not None
+
+
+_ID = re.compile(r"[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}")
+
+
+class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a log batch by batch."""
 
-    def __init__(self, options: LogOptions) -> None:
-        self._options, self._log = options, options.log()
-        self._end: LogOffset | None = None
+    _end: LogOffset | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a stream without a checkpoint begins."""
-        # Also asked where it begins now: a database that was never there is told by it, and not waited for.
+        # Also narrow where it begins now: a database that was never there is told by it, and not waited for.
         first = self._log.first()
-        return first if self._options.start == "first" else self._log.end()
+        return first if self._options.start == "first" else self._log.at(self._options.start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return how much a batch may have."""
@@ -466,87 +668,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log.check(begin)
         self._log.check(until)
         return list(map(InputPartition, self._log.stretches(begin, until, self._options.rows_per_partition)))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a partition."""
-        return self._log.read(partition.value)
-
-
-# --- into an Iceberg table --------------------------------------------------------------------------------
-
-#: The property of a query, before its id.
-PROPERTY = "outbox.stream."
-#: So often a batch is tried where others write into the table at the same time.
-_TRIES = 10
-_RETRIES = "commit.retry.num-retries"
-# What Spark calls the id of a query, which its checkpoint keeps.
-_QUERY = "sql.streaming.queryId"
-
-
-class _Written(NamedTuple):
-    """The last batch of a query that is in a table, and how many rows it has."""
-
-    batch: int
-    rows: int
-
-
-def appending(load: Callable[[], Table]) -> Callable[[DataFrame, int], None]:
-    """Return the function for ``foreachBatch`` that appends each batch to the Iceberg table that ``load`` returns.
-
-    A batch is collected in the driver: bound it by ``max_rows`` of the source. The columns of the frame must be those
-    of the table. The function raises:
-
-        SourceError: the checkpoint is older than the table; or another query that has it writes too.
-        pyiceberg.exceptions.CommitFailedException: others write into the table all the time.
-    """
-
-    def append(frame: DataFrame, batch: int) -> None:
-        from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
-
-        if (query := frame.sparkSession.sparkContext.getLocalProperty(_QUERY)) is None:
-            raise SourceError("no stream called this function; give it to foreachBatch of a writeStream")
-        rows = frame.toArrow()
-        name = f"{PROPERTY}{query}"
-        for left in reversed(range(_TRIES)):
-            table = load()
-            # In memory alone: PyIceberg's own retry would append to what another process has just written, unseen.
-            table.properties[_RETRIES] = "0"
-            if _is_there(table, name, batch, rows.num_rows):
-                return
-            try:
-                with table.transaction() as transaction:
-                    transaction.append(_as(table, rows), {"outbox.query": query, "outbox.batch": str(batch)})
-                    transaction.set_properties({name: json.dumps(_Written(batch, rows.num_rows))})
-                return
-            except CommitFailedException:
-                # Another one was faster; it may have been another process with this checkpoint.
-                if not left:
-                    raise
-
-    return append
-
-
-def _as(table: Table, rows: pa.Table) -> pa.Table:
-    """Return rows in the types of a table: Iceberg has no integer of 16 bits."""
-    schema = table.schema().as_arrow()
-    return rows.select(schema.names).cast(schema)
-
-
-def _is_there(table: Table, name: str, batch: int, rows: int) -> bool:
-    """Is a batch in the table already?
-
-    Raises:
-        SourceError: a later one is, or another one of this number.
-    """
-    if (text := table.properties.get(name)) is None:
-        return False
-    last = _Written(*json.loads(text))
-    if batch > last.batch:
-        return False
-    if last != (batch, rows):
-        raise SourceError(
-            f"batch {batch} of {rows} rows comes after batch {last.batch} of {last.rows} rows, which is in the table: "
-            "the checkpoint was put back, or two processes have it. Begin with a new checkpoint and a new table, or "
-            "put back the table too"
-        )
-    return True
