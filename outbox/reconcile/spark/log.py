@@ -204,7 +204,7 @@ class Condition(NamedTuple):
     def sql(self, name: str) -> str:
         """Return it as SQL, whose value is bound by that name.
 
-        A message without its half fulfils what is narrow of the half, since it must be told of.
+        A message without its half fulfils what is asked of the half, since it must be told of.
         """
         table = _COLUMNS[self.column]
         column = "m.half_id" if self.column == "message_id" else f"{table}{self.column}"
@@ -633,7 +633,7 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a stream without a checkpoint begins."""
-        # Also narrow where it begins now: a database that was never there is told by it, and not waited for.
+        # Also asked where it begins now: a database that was never there is told by it, and not waited for.
         first = self._log.first()
         return first if self._options.start == "first" else self._log.at(self._options.start)
 
