@@ -162,6 +162,21 @@ def test_a_table_begins_and_ends_where_it_is_said(options: Callable[..., LogOpti
     assert rows_of(options(start="now")) == ([], [])
 
 
+def test_where_a_table_begins_may_be_pruned(options: Callable[..., LogOptions], town: Town) -> None:
+    """Then it is told, unless that is to be skipped; before an end, and behind a filter, it is meant to be as it is."""
+    whole, _ = rows_of(options())
+    town.at_producer("DELETE FROM {s}.message WHERE position = 1")
+    kept = [row for row in whole if row["position"] > 1]
+    for start in ("1", whole[0]["visible_at"].isoformat()):
+        with pytest.raises(MessagesPruned, match="of topic 'paid', queue"):
+            rows_of(options(start=start))
+        assert {row["message_id"] for row in rows_of(options(start=start, on_pruned="skip"))[0]} <= {
+            row["message_id"] for row in kept
+        }
+    assert rows_of(options(end="2"))[0] == []
+    assert rows_of(options(), [GreaterThanOrEqual(("position",), 1)])[0] == kept
+
+
 def test_only_the_columns_that_are_named_are_read(options: Callable[..., LogOptions], town: Town) -> None:
     """In their order; half messages are read only where a column or a filter is of theirs."""
     whole, _ = rows_of(options())

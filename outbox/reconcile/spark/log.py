@@ -252,52 +252,56 @@ class TopicLog:
     columns: tuple[str, ...] = tuple(LOG.names)
     conditions: tuple[Condition, ...] = ()
 
-    def first(self) -> LogOffset:
-        """Return the offset before the oldest message that is kept, in each queue; as `at`.
+    def begin(self, start: Start) -> LogOffset:
+        """Return the offset before a start, in each queue: what lies behind it is of its time or position, or later.
 
-        It is what a new stream asks first, so a database that refuses isn't waited for: it was never there.
-        """
-        return self.at("first", tries=1)
-
-    def end(self) -> LogOffset:
-        """Return the offset behind the newest message; as `at`."""
-        return self.at("now")
-
-    def at(self, start: Start, *, tries: int = MOST_TRIES) -> LogOffset:
-        """Return the offset of a start: the messages behind it are of its time or position, or later.
+        Where the log begins is asked first, so a database that refuses isn't waited for: it was never there.
 
         Raises:
             InvalidSettings: there is no such topic.
-            SourceLost: the database was lost so often.
+            SourceLost: the database isn't there, or was lost several times.
             MessagesPruned: some that may be meant were pruned, and that isn't to be skipped.
         """
+        first = self._found("first", tries=1)
+        begins = first if start == "first" else self._found(start)
+        for each in begins:
+            self._check_pruned(each.queue, each.position, each.missing)
+        return _offset_of(begins)
 
+    def first(self) -> LogOffset:
+        """Return the offset before the oldest message that is kept; as `begin`."""
+        return self.begin("first")
+
+    def end(self, before: Start = "now") -> LogOffset:
+        """Return the offset behind the newest message, or behind the last one before a time or a position; as `begin`.
+
+        Pruned messages lie before it: nothing is said of them.
+        """
+        return _offset_of(self._found(before))
+
+    def _found(self, start: Start, *, tries: int = MOST_TRIES) -> list[StartPosition]:
         def ask() -> list[StartPosition]:
             with connected(self.access) as connection:
                 return start_positions(None, connection, self.access.schema, self.topic, start)
 
-        begins = insist(ask, tries=tries)
-        if not begins:
-            raise InvalidSettings(
-                f"there is no topic {self.topic!r} in {described(self.access.url)}; nothing was ever sent to it"
-            )
-        for each in begins:
-            self._check_pruned(each.queue, each.position, each.missing)
-        return {str(each.queue): {"position": each.position, "id": str(each.message_id or "")} for each in begins}
+        if found := insist(ask, tries=tries):
+            return found
+        raise InvalidSettings(
+            f"there is no topic {self.topic!r} in {described(self.access.url)}; nothing was ever sent to it"
+        )
 
     def within(self, start: LogOffset, end: LogOffset) -> tuple[LogOffset, LogOffset]:
         """Return what lies between two offsets as far as the conditions on queues, positions and times allow."""
         of_queues = [each for each in self.conditions if each.column == "queue"]
         end = {queue: each for queue, each in end.items() if all(of.allows(int(queue)) for of in of_queues)}
-        log = replace(self, on_pruned="skip")
         for column, step in _STEPS.items():
             for _, sign, value in (each for each in self.conditions if each.column == column):
                 with suppress(OverflowError):  # nothing is that late: it bounds nothing
                     if sign in {"=", ">", ">="}:
-                        bound = log.at(_least(value + step if sign == ">" else value))
+                        bound = self.end(_least(value + step if sign == ">" else value))
                         start = {queue: max(each, bound[queue], key=_reached) for queue, each in start.items()}
                     if sign in {"=", "<", "<="}:
-                        bound = log.at(_least(value if sign == "<" else value + step))
+                        bound = self.end(_least(value if sign == "<" else value + step))
                         end = {queue: min(each, bound[queue], key=_reached) for queue, each in end.items()}
         return start, end
 
@@ -480,6 +484,10 @@ def _least(value: Any) -> Start:
     return start
 
 
+def _offset_of(found: Iterable[StartPosition]) -> LogOffset:
+    return {str(each.queue): {"position": each.position, "id": str(each.message_id or "")} for each in found}
+
+
 def _reached(end: QueueEnd) -> int:
     return end["position"]
 
@@ -576,10 +584,8 @@ class TableReader(LogReader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what each task reads."""
-        # First where it begins: a database that was never there is told by it, and not waited for.
-        first = self._log.first()
-        begin = first if self._options.start == "first" else self._log.at(self._options.start)
-        start, end = self._log.within(begin, self._log.at(self._options.end))
+        begin = self._log.begin(self._options.start)
+        start, end = self._log.within(begin, self._log.end(self._options.end))
         return list(map(InputPartition, self._log.stretches(start, end, self._options.rows_per_partition)))
 
 
@@ -633,9 +639,7 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a stream without a checkpoint begins."""
-        # Also asked where it begins now: a database that was never there is told by it, and not waited for.
-        first = self._log.first()
-        return first if self._options.start == "first" else self._log.at(self._options.start)
+        return self._log.begin(self._options.start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return how much a batch may have."""
