@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -48,12 +48,18 @@ def run(lab: Lab) -> Iterator[Figure]:
     for number in (1, 2):
         lab.say(f"{number} server processes")
         with _ours(lab, f"rocketmq{number}", number) as (address, seconds):
-            ours[number] = _measured(address, messages, transactions, seconds)
+            ours[number] = _measured(list(_PARTS), seconds, address, messages, transactions)
+    lab.say("the library itself")
+    with _ours(lab, "rocketmq1", 0) as (_, seconds):
+        direct = _measured(["send", "consume"], seconds, lab.urls["rocketmq1"], messages, module="rocketmq_direct")
+    for part, (rate, server, client) in direct.items():
+        shown = f"{rate:,.0f}/s, {server:.2f} ms CPU a message, the service itself {client:.2f} ms"
+        yield Figure(f"{part}, by the library without a server", shown)
     real: Taken = {}
     if named := os.environ.get("OUTBOX_TEST_ROCKETMQ"):
         lab.say("a real one")
         pids = [int(pid) for pid in os.environ.get("OUTBOX_TEST_ROCKETMQ_PIDS", "").split(",") if pid]
-        real = _measured(named, messages, transactions, lambda: sum(map(processor_seconds, pids)))
+        real = _measured(list(_PARTS), lambda: sum(map(processor_seconds, pids)), named, messages, transactions)
     for part, bar in _PARTS.items():
         for number, taken in ours.items():
             rate, server, client = taken[part]
@@ -80,7 +86,8 @@ def _ours(lab: Lab, database: str, servers: int) -> Iterator[tuple[str, Callable
         kinds = ["serve"] * servers + ["dispatch"]
         processes = [stack.enter_context(_process("benchmarks.rocketmq", kind, url, port)) for kind in kinds]
         postgres = ServerProcesses(backend_pid(connection))
-        _wait_for(int(port))
+        if servers:
+            _wait_for(int(port))
         yield f"127.0.0.1:{port}", lambda: postgres.seconds + sum(processor_seconds(each.pid) for each in processes)
 
 
@@ -103,9 +110,11 @@ def _wait_for(port: int) -> None:
                 return
 
 
-def _measured(address: str, messages: int, transactions: int, seconds: Callable[[], float]) -> Taken:
+def _measured(
+    parts: Sequence[str], seconds: Callable[[], float], *arguments: object, module: str = "rocketmq_client"
+) -> Taken:
     taken, before = Taken(), 0.0
-    with _process("benchmarks.rocketmq_client", address, str(messages), str(transactions)) as client:
+    with _process(f"benchmarks.{module}", *map(str, arguments)) as client:
         for line in client.stdout:
             said = json.loads(line)
             if "begins" in said:
@@ -114,10 +123,12 @@ def _measured(address: str, messages: int, transactions: int, seconds: Callable[
                 number, of_server = said["messages"], seconds() - before
                 of_client = said["cpu"] / number * 1000
                 taken[said["ends"]] = number / said["seconds"], of_server / number * 1000, of_client
-            if len(taken) == len(_PARTS):
+            if len(taken) == len(parts):
                 break
             client.stdin.write("\n")
             client.stdin.flush()
+    if len(taken) < len(parts):
+        raise RuntimeError(f"the client ended before its part {parts[len(taken)]!r}; what it said is above")
     return taken
 
 

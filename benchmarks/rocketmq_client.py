@@ -33,7 +33,7 @@ from rocketmq import (
     TransactionResolution,
 )
 
-_THREADS, _TAKERS = 16, 8
+THREADS, _TAKERS = 16, 8
 _TOPIC, _OF_TRANSACTIONS = "bench", "bench-tx"
 _DEADLINE = 600.0
 
@@ -66,7 +66,8 @@ def _say(**fact: object) -> None:
 
 
 @contextmanager
-def _part(name: str, messages: int) -> Iterator[None]:
+def part(name: str, messages: int) -> Iterator[None]:
+    """Say that a part begins, and what it took of this process's processor time."""
     _say(begins=name)
     wall, own = time.monotonic(), time.process_time()
     yield
@@ -81,8 +82,9 @@ def _message(topic: str) -> Any:
     return message
 
 
-def _each(act: Callable[[], object], times: int) -> None:
-    with ThreadPoolExecutor(_THREADS) as pool:
+def each(act: Callable[[], object], times: int) -> None:
+    """Act so often, by 16 threads."""
+    with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(act) for _ in range(times)]:
             done.result()
 
@@ -110,9 +112,9 @@ def main() -> None:
     _begin(simple)
     producer = Producer(configuration, (_TOPIC, _OF_TRANSACTIONS), _Committing())
     producer.startup()
-    _each(lambda: producer.send(_message(_TOPIC)), 200)  # warm
-    with _part("send", messages):
-        _each(lambda: producer.send(_message(_TOPIC)), messages)
+    each(lambda: producer.send(_message(_TOPIC)), 200)  # warm
+    with part("send", messages):
+        each(lambda: producer.send(_message(_TOPIC)), messages)
     received: set[str] = set()
 
     def take() -> None:
@@ -121,11 +123,11 @@ def main() -> None:
                 simple.ack(message)
                 received.add(message.message_id)
 
-    with _part("receive and acknowledge", messages), ThreadPoolExecutor(_TAKERS) as pool:
+    with part("receive and acknowledge", messages), ThreadPoolExecutor(_TAKERS) as pool:
         for done in [pool.submit(take) for _ in range(_TAKERS)]:
             done.result()
     counting = _Counting(messages + 200)
-    with _part("push", messages):
+    with part("push", messages):
         push = PushConsumer(configuration, "bench-push", counting, subscription)
         push.startup()
         counting.done.wait(_DEADLINE)
@@ -135,8 +137,8 @@ def main() -> None:
         producer.send(_message(_OF_TRANSACTIONS), transaction)
         transaction.commit()
 
-    with _part("transaction", transactions):
-        _each(transact, transactions)
+    with part("transaction", transactions):
+        each(transact, transactions)
     os._exit(0)  # its shutdown waits for polls
 
 
