@@ -35,7 +35,7 @@ from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import GroupLag, HealthViews
 from outbox.operator.health.stats import fields_of
-from outbox.operator.health.workers import CONSUMING, done, merged, workers_in
+from outbox.operator.health.workers import CONSUMING, consuming, merged, workers_in
 from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, topic_of
@@ -314,7 +314,6 @@ class Groups(HealthViews):
             UnknownDatabase: no database of that name.
         """
         overview = self.overview()
-        consuming: dict[tuple[str, str, str | None], int] = {}
         moved: dict[tuple[str, str, str | None], tuple[int, dt.datetime]] = {}
         controls: dict[tuple[str, str, str | None], GroupControl] = {}
         owners: dict[tuple[str, str, str | None], str] = {}
@@ -322,10 +321,6 @@ class Groups(HealthViews):
             if each.name in overview.unreachable:
                 continue
             with each.read_only() as connection:
-                for handler in merged(workers_in(connection, each)):
-                    if handler.kind in CONSUMING:
-                        key = each.name, handler.topic, handler.group
-                        consuming[key] = consuming.get(key, 0) + len(handler.workers)
                 controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
                 for group, topic, passages, moved_at in execute(connection, _PASSAGES(each.schema))[0]:
                     moved[each.name, topic, group] = passages, moved_at
@@ -342,15 +337,16 @@ class Groups(HealthViews):
                 waits = [each.oldest_lag for each in of_sources if each.oldest_lag is not None]
                 behind = [each.lag for each in of_sources if each.lag is not None]
                 etas = [each.eta for each in of_sources if each.lag]
+                stands = control.state == "running" and not any(each.attended for each in of_sources)
                 row = GroupRow(
-                    **fields_of(control),
+                    **fields_of(control) | ({"state": "unattended"} if stands else {}),
                     lag=sum(behind) if len(behind) == len(of_sources) else None,
                     oldest_lag=max(waits, default=None),
                     owner=owners.get(key),
                     eta=None if None in etas else max(filter(None, etas), default=None),
                     failed=sum(each.failed for each in of_sources),
                     parked=sum(each.parked for each in of_sources),
-                    workers=consuming.get(key, 0),
+                    workers=of_sources[0].workers,
                     passages=passages,
                     moved_at=moved_at,
                 )
@@ -582,7 +578,7 @@ def _contents(consumer: Database, group: str, topic: str) -> GroupContents:
     of_group = [each for each in merged(reports) if (each.topic, each.group) == (topic, group)]
     workers = {worker for each in of_group if each.kind in CONSUMING for worker in each.workers}
     # A server lists some of its clients, and has a duty for each group for which one has received lately.
-    workers |= {each.row.name for each in reports if done([each], f"consume {topic} of {group}")}
+    workers |= {each.row.name for each in reports if consuming([each])[f"{topic} of {group}"]}
     clients = sorted({each.name for each in of_group if each.kind == "client"})
     return GroupContents(consumer.name, group, topic, dict(inbox), sorted(workers), clients)
 

@@ -165,7 +165,7 @@ def test_the_endpoints_of_what_holds_back(acting: Http, shop: Shop) -> None:
     shop.order(1)
     shop.drain()
     (row,) = (each for each in acting.get("/groups").json()["items"] if each["group"] == "billing")
-    assert (row["topic"], row["state"], row["rate"]) == ("orders", "running", None)
+    assert (row["topic"], row["state"], row["rate"]) == ("orders", "unattended", None)
     assert acting.as_role("viewer").post("/groups/billing/pause", WHILE).status_code == 403
     assert acting.post("/groups/billing/pause", {}).status_code == 422
     paused = acting.as_role("operator").post("/groups/billing/pause", WHILE)

@@ -57,12 +57,19 @@ class GroupLag(stats.GroupStats):
     """The numbers of a group in one database; ``lag`` is None where the producer's database isn't registered.
 
     ``rate`` is how many messages a minute the group has consumed lately; None where too little is known. ``eta`` is in
-    how many seconds it has caught up, as it goes at the moment; None where it doesn't, or that isn't known.
+    how many seconds it has caught up, as it goes at the moment; None where it doesn't, or that isn't known. ``workers``
+    is how many living workers consume for it, and servers of RocketMQ's clients.
     """
 
     database: str
+    workers: int
     rate: float | None = None
     eta: float | None = None
+
+    @property
+    def attended(self) -> bool:
+        """Does any consume for it? One whose messages an application takes itself has no worker that tells of it."""
+        return bool(self.workers or self.taken)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -252,9 +259,11 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
     messages = {(name, topic.topic): topic.messages for name, each in reached.items() for topic in each.numbers.topics}
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
     for name, each in reached.items():
+        consuming = workers.consuming(each.workers)
         for group in each.numbers.groups:
-            row = GroupLag(**stats.fields_of(group), database=name)
             source, topic_name = source_of(name, group.topic), topic_of(group.topic)
+            at_work = consuming[f"{topic_name} of {group.group}"]
+            row = GroupLag(**stats.fields_of(group), database=name, workers=at_work)
             if row.lag is None and source is not None:
                 row.lag = max((messages[source, topic_name] or 0) - group.consumed, 0)
             groups[source, topic_name].append(row)
@@ -351,8 +360,7 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
         details |= {} if group.oldest_lag is None else {"age": group.oldest_lag}
-        # A group whose messages an application takes itself has no worker that tells of it.
-        if not group.taken and not workers.done(each.workers, f"consume {topic_of(group.topic)} of {group.group}"):
+        if not group.attended:
             yield each.finding("group.unconsumed", details)
             continue
         values = stats.lag(recent, group.database, group.topic, group.group, source_of)
