@@ -159,3 +159,20 @@ def test_the_session_that_holds_a_lock(shop: Shop, ask: Asker) -> None:
         (masked,) = http.as_role("viewer").get("/locks").json()["items"]
     assert held["application_name"] == "canary"
     assert (masked["user"], masked["client"], masked["application_name"]) == ("***", "***", "***")
+
+
+def test_the_processes_that_send(shop: Shop, ask: Asker) -> None:
+    """Their names are what messages are masked of: at which host and process they were sent."""
+    with shop.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox.producer_process (id, name, producer_group, version, started_at, seen_at)"
+                " VALUES (gen_random_uuid(), 'canary:4711', 'shop', '1', now(), now())"
+            )
+        )
+    http = ask(console_of(shop.outbox), "admin")
+    looks = ("/api/v1/producers", "/handlers")
+    assert all(leaks(http.ask("GET", path).text) for path in looks)
+    viewer = http.as_role("viewer")
+    assert [leaks(viewer.ask("GET", path).text) for path in looks] == [[], []]
+    assert [row["name"] for row in viewer.get("/producers").json()["items"]] == ["***"]

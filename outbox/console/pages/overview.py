@@ -29,6 +29,9 @@ from outbox.operator.model import Conversation, Page, PageRequest
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
 _LABELS, _GROUPS_DRAWN = 4, 3
+_MINUTE, _DAY = dt.timedelta(minutes=1), 24 * 3600
+#: The steps (seconds) between the times under a chart of less than some days.
+_STEPS = (60, 300, 900, 1800, 3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600, _DAY)
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 
 
@@ -114,8 +117,8 @@ def group_work(view: View, group: str, topic: str, window: str = "1h", database:
     times = [replace(each, unit="ms", values=[v and v * 1000 for v in each.values]) for each in (p50, p95)]
     where = {"group": group, "topic": topic, "database": database}
     drawn = (
-        draw("work", "Consumed and failed in a minute", counts, colours=(1, 4), page="inbox", **where),
-        draw("times", "Milliseconds that a call took", times, colours=(2, 5), page="inbox", **where),
+        draw("work", "Consumed and failed in a minute", counts, colours=(1, 4), page="inbox", span=_MINUTE, **where),
+        draw("times", "Milliseconds that a call took", times, colours=(2, 5), page="inbox", span=_MINUTE, **where),
     )
     shown: dict[str, Any] = {**where, "window": window, "windows": list(WINDOWS)}
     return view.page("group.html", charts=list(filter(None, drawn)), **shown)
@@ -144,8 +147,9 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart; ``peak`` is the value at its upper edge, ``labels`` are times under it, ``rows`` its twin as a table.
+    """A chart; ``peak`` is the value at its upper edge, ``rows`` its twin as a table.
 
+    ``labels`` are round times under it, each with its place from the left (0 to 100).
     ``page`` is the list to which its columns lead, empty for none.
     """
 
@@ -154,7 +158,7 @@ class Chart:
     page: str
     shapes: tuple[Shape, ...]
     hits: tuple[Hit, ...]
-    labels: tuple[str, ...]
+    labels: tuple[tuple[float, str], ...]
     peak: float
     head: tuple[str, ...]
     rows: tuple[tuple[dt.datetime, tuple[float | None, ...]], ...]
@@ -203,9 +207,13 @@ def draw(
     *,
     colours: Sequence[int] = range(1, COLOURS + 1),
     page: str = "",
+    span: dt.timedelta | None = None,
     **where: str | None,
 ) -> Chart | None:
-    """Return a chart of series that share their times; None where there is nothing to draw: no series, or no times."""
+    """Return a chart of series that share their times; None where there is nothing to draw: no series, or no times.
+
+    Each value stands for the ``span`` before its time; None: for all since the value before it.
+    """
     if not series or not series[0].times:
         return None
     times = series[0].times
@@ -224,7 +232,7 @@ def draw(
             Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
             for index, (one, known) in enumerate(zip(series, values, strict=True))
         ),
-        hits=tuple(_hit(index, series, where, *row) for index, row in enumerate(rows)),
+        hits=tuple(_hit(index, series, span, where, *row) for index, row in enumerate(rows)),
         labels=_labels(times),
         peak=peak,
         head=tuple(one.name for one in series),
@@ -268,31 +276,36 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
 def _hit(
     index: int,
     series: Sequence[Series],
+    span: dt.timedelta | None,
     where: Mapping[str, str | None],
     time: dt.datetime,
     column: Sequence[float | None],
 ) -> Hit:
-    width = 100 / len(series[0].times)
+    times = series[0].times
+    width = 100 / len(times)
     values = (
         f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
         for one, value in zip(series, column, strict=True)
     )
-    step = series[0].times[1] - series[0].times[0] if len(series[0].times) > 1 else dt.timedelta(minutes=1)
+    since = time - (span or (times[1] - times[0] if len(times) > 1 else _MINUTE))
     # A page has hundreds of these links: as short as they can be, of whole minutes.
-    query = {**where} | {name: f"{at:%Y-%m-%dT%H:%MZ}" for name, at in (("since", time - step), ("until", time))}
-    return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]), query)
+    query = {**where} | {name: f"{at:%Y-%m-%dT%H:%MZ}" for name, at in (("since", since), ("until", time))}
+    title = "\n".join([time.astimezone(dt.UTC).strftime("%d %b %H:%M"), *values])
+    return Hit(round(width * index, 3), round(width, 3), title, query)
 
 
-def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:
-    count = min(_LABELS, len(times))
-    indices = sorted({round(index * (len(times) - 1) / max(1, count - 1)) for index in range(count)})
-    long = (times[-1] - times[0]) > dt.timedelta(hours=36)
-    return tuple(moment(times[index], long=long) for index in indices)
-
-
-def moment(time: dt.datetime, *, long: bool) -> str:
-    """Return a time for an axis, in UTC."""
-    return time.astimezone(dt.UTC).strftime("%d %b %H:%M" if long else "%H:%M")
+def _labels(times: Sequence[dt.datetime]) -> tuple[tuple[float, str], ...]:
+    """Return where the round times of an axis lie, and how they are written: in UTC, a midnight as its day."""
+    first, last = int(times[0].timestamp()), int(times[-1].timestamp())
+    least = (last - first) / _LABELS
+    step = next((each for each in _STEPS if each >= least), _DAY * math.ceil(least / _DAY))
+    return tuple(
+        (
+            round(100 * (at - first) / max(last - first, 1), 2),
+            dt.datetime.fromtimestamp(at, dt.UTC).strftime("%H:%M" if at % _DAY else "%d %b"),
+        )
+        for at in range(-(-first // step) * step, last + 1, step)
+    )
 
 
 #: Sizes, in the units of the picture.

@@ -31,7 +31,7 @@ from outbox.operator.health.silences import Silence, Silences, silenced, silence
 from outbox.operator.health.subject import Subject, address
 from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
-from outbox.text import class_name, message_of, topic_of
+from outbox.text import MASK, class_name, message_of, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -607,7 +607,8 @@ class HealthViews(Silences):
             ((now,),) = execute(connection, NOW)[0]
             times[:] = times or stats.moments(window, now)[1:]
             path = ["work", topic, group]
-            samples = stats.SAMPLES(each.schema, edges=times, within=_within(window), path=path)
+            # A later sample would be of another minute than that of its moment.
+            samples = stats.SAMPLES(each.schema, edges=times, within=60.0, path=path)
             rows, offsets = execute(connection, samples, stats.HAS_OFFSET(each.schema, group=group, topic=topic))
             is_known |= bool(offsets) or any(text for (text,) in rows)
             return rows
@@ -634,7 +635,8 @@ class HealthViews(Silences):
             with database.read_only() as connection:
                 rows = sql.PRODUCERS.read(connection, database.schema)
             found += [ProducerRow(database.name, **row) for row in rows]
-        return found
+        # A message says by this name where it was sent.
+        return found if self.addresses else [dataclasses.replace(row, name=MASK) for row in found]
 
     def handlers(self) -> list[HandlerRow]:
         """Return the functions registered on the living workers, by kind and topic."""
