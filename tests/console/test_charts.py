@@ -66,7 +66,7 @@ def test_several_series_share_the_scale() -> None:
     chart = drawn(series(1, 2), series(30, 40, name="consumed"))
     assert chart.peak == 40
     assert [shape.colour for shape in chart.shapes] == [1, 2]
-    assert chart.head == ("sent", "consumed")
+    assert [shape.name for shape in chart.shapes] == ["sent", "consumed"]
     assert chart.rows[0] == (NOON + dt.timedelta(minutes=1), (2, 40))
 
 

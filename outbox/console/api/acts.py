@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
-from inspect import Parameter, Signature
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from outbox.acts.changes import Act, Declaration, Target
 from outbox.acts.forms import PARTS
 from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct, returned, with_fields
-from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, from_query, problems
+from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, from_query, problems, taking
 from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
@@ -305,10 +304,7 @@ def _add_at(act: WholeAct, endpoint: Any, fields: Any, headers: dict[str, Any], 
     for name in act.names:
         part = PARTS[name]
         hints[name] = Annotated[part.kind, Path(max_length=part.most, pattern=part.pattern, description=part.help)]
-    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
-    parameters.append(Parameter("fields", Parameter.KEYWORD_ONLY, annotation=Any, default=fields))
-    endpoint.__signature__ = Signature(parameters)  # what FastAPI reads
-    whole_acts.add_api_route(act.path, endpoint, tags=[f"acts on {act.noun}"], **more)
+    whole_acts.add_api_route(act.path, taking(endpoint, hints, {"fields": fields}), tags=[f"acts on {act.noun}"], **more)
 
 
 def _add_whole_act(act: WholeAct) -> None:

@@ -160,7 +160,6 @@ class Chart:
     hits: tuple[Hit, ...]
     labels: tuple[tuple[float, str], ...]
     peak: float
-    head: tuple[str, ...]
     rows: tuple[tuple[dt.datetime, tuple[float | None, ...]], ...]
 
     @property
@@ -223,6 +222,18 @@ def draw(
         for one in series
     ]
     rows = tuple(zip(times, zip(*values, strict=True), strict=True))
+    width, before = 100 / len(times), span or (times[1] - times[0] if len(times) > 1 else _MINUTE)
+
+    def hit(index: int, time: dt.datetime, column: Sequence[float | None]) -> Hit:
+        told = (
+            f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
+            for one, value in zip(series, column, strict=True)
+        )
+        # A page has hundreds of these links: as short as they can be, of whole minutes.
+        query = {**where, "since": f"{time - before:%Y-%m-%dT%H:%MZ}", "until": f"{time:%Y-%m-%dT%H:%MZ}"}
+        title = "\n".join([time.astimezone(dt.UTC).strftime("%d %b %H:%M"), *told])
+        return Hit(round(width * index, 3), round(width, 3), title, query)
+
     peak = nice(max((value for known in values for value in known if value is not None), default=0))
     return Chart(
         name,
@@ -232,10 +243,9 @@ def draw(
             Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
             for index, (one, known) in enumerate(zip(series, values, strict=True))
         ),
-        hits=tuple(_hit(index, series, span, where, *row) for index, row in enumerate(rows)),
+        hits=tuple(hit(index, *row) for index, row in enumerate(rows)),
         labels=_labels(times),
         peak=peak,
-        head=tuple(one.name for one in series),
         rows=rows[::-1],
     )
 
@@ -273,27 +283,6 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
     return line, area
 
 
-def _hit(
-    index: int,
-    series: Sequence[Series],
-    span: dt.timedelta | None,
-    where: Mapping[str, str | None],
-    time: dt.datetime,
-    column: Sequence[float | None],
-) -> Hit:
-    times = series[0].times
-    width = 100 / len(times)
-    values = (
-        f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
-        for one, value in zip(series, column, strict=True)
-    )
-    since = time - (span or (times[1] - times[0] if len(times) > 1 else _MINUTE))
-    # A page has hundreds of these links: as short as they can be, of whole minutes.
-    query = {**where} | {name: f"{at:%Y-%m-%dT%H:%MZ}" for name, at in (("since", since), ("until", time))}
-    title = "\n".join([time.astimezone(dt.UTC).strftime("%d %b %H:%M"), *values])
-    return Hit(round(width * index, 3), round(width, 3), title, query)
-
-
 def _labels(times: Sequence[dt.datetime]) -> tuple[tuple[float, str], ...]:
     """Return where the round times of an axis lie, and how they are written: in UTC, a midnight as its day."""
     first, last = int(times[0].timestamp()), int(times[-1].timestamp())
@@ -310,19 +299,8 @@ def _labels(times: Sequence[dt.datetime]) -> tuple[tuple[float, str], ...]:
 
 #: Sizes, in the units of the picture.
 _COLUMN, _ROW, _TOP, _MARGIN = 190, 46, 60, 95
-#: How many characters of a name, and of what stands over an arrow, are written out.
-_NAME, _LABEL = 22, 26
 #: How many steps of a conversation a page has: each is drawn, and a row.
 STEPS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Lifeline:
-    """A group that sends or receives, and where its line is; ``label`` is as much of its name as there is room for."""
-
-    name: str
-    label: str
-    x: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,11 +322,6 @@ class Arrow(ConversationStep):
         return chip_of(self.status).tone
 
     @property
-    def label(self) -> str:
-        """What stands over the arrow."""
-        return _short(self.message.topic, _LABEL)
-
-    @property
     def middle(self) -> int:
         """Where the label stands."""
         return self.x + _COLUMN // 2 + 20 if self.is_loop else (self.x + self.to) // 2
@@ -361,7 +334,7 @@ class Arrow(ConversationStep):
 
 
 class Diagram:
-    """The picture of a conversation: ``lifelines`` in the order in which they come in, ``steps`` in that of time.
+    """The picture of a conversation: where the ``lifelines`` of groups are, by their names, and ``steps`` in order.
 
     It has one ``page`` (from 1) of so many ``pages``: of ``count`` steps those after the first ``before``.
     """
@@ -374,20 +347,13 @@ class Diagram:
         self.before: int = (self.page - 1) * STEPS
         steps = every[self.before : self.before + STEPS]
         names = dict.fromkeys(name for step in steps for name in (step.source, step.target) if name is not None)
-        self.lifelines: list[Lifeline] = [
-            Lifeline(name, _short(name, _NAME), _MARGIN + number * _COLUMN) for number, name in enumerate(names)
-        ]
-        x_of = {line.name: line.x for line in self.lifelines}
+        self.lifelines: dict[str, int] = {name: _MARGIN + number * _COLUMN for number, name in enumerate(names)}
         self.steps: list[Arrow] = []
         for number, step in enumerate(steps):
-            x = x_of[step.source]
+            x = self.lifelines[step.source]
             nowhere = x if step.status == "compensated" else x + _COLUMN // 2
-            to = nowhere if step.target is None else x_of[step.target]
+            to = nowhere if step.target is None else self.lifelines[step.target]
             facts = {each.name: getattr(step, each.name) for each in fields(step)}
             self.steps.append(Arrow(**facts, x=x, to=to, y=_TOP + (number + 1) * _ROW))
         self.width: int = 2 * _MARGIN + max(len(names) - 1, 0) * _COLUMN + _COLUMN // 2
         self.height: int = _TOP + (len(steps) + 1) * _ROW
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
