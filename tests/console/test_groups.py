@@ -251,8 +251,8 @@ def test_what_a_group_did_minute_by_minute(acting: Http, visitor: Visitor, shop:
     assert visitor.go(f"/groups/{GROUP}/{TOPIC}?window=2y").status == 422
     # Of a longer window a column is one minute of its step, too: that of a later sample is no part of it.
     hour = dt.datetime.fromtimestamp(int(minute.timestamp()) // 7200 * 7200 - 7200, dt.UTC)
-    for at, count in ((hour, 30.0), (hour - dt.timedelta(hours=2) + dt.timedelta(minutes=1), 20.0)):
-        sample(shop.engine, at, {}, work={TOPIC: {GROUP: done | {"done": count}}})
+    for moment, count in ((hour, 30.0), (hour - dt.timedelta(minutes=119), 20.0)):
+        sample(shop.engine, moment, {}, work={TOPIC: {GROUP: done | {"done": count}}})
     page = visitor.go(f"/groups/{GROUP}/{TOPIC}?window=7d")
     since, until = (quote(f"{each:%Y-%m-%dT%H:%MZ}") for each in (hour - dt.timedelta(minutes=1), hour))
     assert f"since={since}&until={until}" in {str(tag.get("href")).partition(f"{TOPIC}&")[2] for _, tag in page.tags}

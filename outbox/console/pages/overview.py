@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.lists import Listing
-from outbox.console.pages.view import View, chip_of
+from outbox.console.pages.view import View
 from outbox.operator.backlog import BacklogFilter, BacklogRow, backlogs
 from outbox.operator.health.attention import folded
 from outbox.operator.health.overview import MOST_ROWS
@@ -315,11 +315,6 @@ class Arrow(ConversationStep):
     def is_loop(self) -> bool:
         """Does the arrow end where it begins?"""
         return self.x == self.to
-
-    @property
-    def tone(self) -> str:
-        """How good the status is."""
-        return chip_of(self.status).tone
 
     @property
     def middle(self) -> int:
