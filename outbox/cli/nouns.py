@@ -86,8 +86,7 @@ def list_groups(
     Example:
       outbox group list --topic transfer
     """
-    only = databases.only
-    databases.show(lambda each: (row for row in each.groups(only) if topic in {None, row.topic}), _GROUPS, form)
+    databases.show(lambda one: (row for row in one.groups(databases.only) if topic in {None, row.topic}), _GROUPS, form)
 
 
 @command(group_app, "work")

@@ -29,7 +29,7 @@ from outbox.operator.health.attention import by_weight
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.silences import Silence, Silences, silenced, silences_in
 from outbox.operator.health.subject import Subject, address
-from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
+from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
 from outbox.text import MASK, class_name, message_of, topic_of
 
@@ -57,8 +57,7 @@ class GroupLag(stats.GroupStats):
     """The numbers of a group in one database; ``lag`` is None where the producer's database isn't registered.
 
     ``rate`` is how many messages a minute the group has consumed lately; None where too little is known. ``eta`` is in
-    how many seconds it has caught up, as it goes at the moment; None where it doesn't, or that isn't known. ``workers``
-    is how many living workers consume for it, and servers of RocketMQ's clients.
+    how many seconds it has caught up, as it goes now; None where it doesn't, or is unknown. ``workers`` consume for it.
     """
 
     database: str
@@ -209,11 +208,6 @@ class DatabaseHealth(Subject):
             yield from inspections.reconciliations(self)
 
 
-def _within(window: str) -> float:
-    """Return for how long (seconds) after a moment of a window a sample stands for it."""
-    return min(stats.WITHIN, stats.WINDOWS[window][1])
-
-
 def _read(database: Database, window: str, times: list[dt.datetime]) -> DatabaseHealth:
     with database.engine.connect() as connection:
         numbers = stats.stats(connection, database.settings, database.parts, seconds=_SECONDS)
@@ -338,13 +332,14 @@ def _charted(topics: Sequence[TopicLag], reached: Mapping[str, DatabaseHealth], 
 
 
 def _add_samples(
-    database: Database, health: DatabaseHealth, charted: _Charted, times: list[dt.datetime], within: float
+    database: Database, health: DatabaseHealth, charted: _Charted, times: list[dt.datetime], window: str
 ) -> None:
     """Read how the numbers were at the moments of the window, and in the last minutes."""
     minute = health.numbers.at.replace(second=0, microsecond=0)
     minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)] if charted.lagging else []
     lagging = list(charted.lagging)
     names = {"topics": list(charted.topics), "groups": list(charted.groups)}
+    within = min(stats.WITHIN, stats.WINDOWS[window][1])
     of_window = stats.SAMPLES_OF(database.schema, edges=times, within=within, **names)
     of_minutes = stats.SAMPLES_OF(database.schema, edges=minutes, within=60.0, topics=lagging, groups=lagging)
     with database.read_only(_SECONDS) as connection:
@@ -457,14 +452,6 @@ def _reports_in(database: Database) -> list[WorkerReport]:
         return workers.workers_in(connection, database)
 
 
-def _group_states(connection: Connection, database: Database) -> dict[tuple[str | None, str], GroupState]:
-    """Return whether groups go on, by group and topic; those that nothing was ever done to are left out."""
-    if "consumer" not in database.parts:
-        return {}
-    rows = sql.GROUP_STATES.read(connection, database.schema)
-    return {(row["group"], row["topic"]): row["state"] for row in rows}
-
-
 def why_unreachable(error: BaseException) -> str:
     """Return in one line why a database can't be reached; there is no password in it."""
     lines = message_of(getattr(error, "orig", None) or error).strip().splitlines()
@@ -521,7 +508,7 @@ class HealthViews(Silences):
         self._add_ages(topics, reached, source_of)
         for name, charted in _charted(topics, reached, most).items():
             try:
-                _add_samples(self.databases[name], reached[name], charted, times, _within(window))
+                _add_samples(self.databases[name], reached[name], charted, times, window)
             except UNREACHABLE:  # it has no series; that it is away is a finding of the next overview
                 continue
         unreachable = [name for name in (*self.databases, *self.databases.away) if name not in reached]
@@ -599,7 +586,6 @@ class HealthViews(Silences):
             NotFound: neither an offset nor a sample knows the group.
         """
         times: list[dt.datetime] = []
-
         is_known = False
 
         def read(connection: Connection, each: Database) -> list[Row]:
@@ -644,13 +630,11 @@ class HealthViews(Silences):
         for database in self.databases.values():
             with database.read_only() as connection:
                 found = workers.merged(workers.workers_in(connection, database))
-                states = _group_states(connection, database)
-            rows += [
-                dataclasses.replace(row, state=states.get((row.group, row.topic), "running"))
-                if row.kind == "consumer"
-                else row
-                for row in found
-            ]
+                held = sql.GROUP_STATES.read(connection, database.schema) if "consumer" in database.parts else []
+            states = {(row["group"], row["topic"]): row["state"] for row in held}
+            for row in found:
+                state = states.get((row.group, row.topic), "running") if row.kind == "consumer" else None
+                rows.append(dataclasses.replace(row, state=state))
         return self.shown(rows)
 
     def system(self) -> System:
