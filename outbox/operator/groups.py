@@ -314,7 +314,7 @@ class Groups(HealthViews):
             UnknownDatabase: no database of that name.
         """
         overview = self.overview()
-        told: dict[tuple[str, str, str], dict[str, Any]] = {}
+        facts: dict[tuple[str, str, str], dict[str, Any]] = {}
         for each in self.databases.having("consumer", database):
             if each.name in overview.unreachable:
                 continue
@@ -324,17 +324,17 @@ class Groups(HealthViews):
             owners = {(topic, group): owner for group, topic, owner in owned}
             moves = {(topic, group): rest for group, topic, *rest in moved}
             for row in controls:
-                place = row.topic, row.group
-                passages, moved_at = moves.get(place, (0, None))
-                more = {"passages": passages, "moved_at": moved_at, "owner": owners.get(place)}
-                told[each.name, *place] = {**fields_of(row), **more}
+                pair = row.topic, row.group
+                passages, moved_at = moves.get(pair, (0, None))
+                more = {"passages": passages, "moved_at": moved_at, "owner": owners.get(pair)}
+                facts[each.name, *pair] = {**fields_of(row), **more}
         lags: dict[tuple[str, str, str], list[GroupLag]] = defaultdict(list)
         for lag in (lag for topic in overview.topics for lag in topic.groups):
             lags[lag.database, topic_of(lag.topic), lag.group].append(lag)
         rows = []
         for key, of_sources in lags.items():
             # One that began since isn't among them yet.
-            if known := told.get(key):
+            if known := facts.get(key):
                 waits = [each.oldest_lag for each in of_sources if each.oldest_lag is not None]
                 behind = [each.lag for each in of_sources if each.lag is not None]
                 etas = [each.eta for each in of_sources if each.lag]

@@ -225,13 +225,13 @@ def draw(
     width, before = 100 / len(times), span or (times[1] - times[0] if len(times) > 1 else _MINUTE)
 
     def hit(index: int, time: dt.datetime, column: Sequence[float | None]) -> Hit:
-        told = (
+        lines = (
             f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
             for one, value in zip(series, column, strict=True)
         )
         # A page has hundreds of these links: as short as they can be, of whole minutes.
         query = {**where, "since": f"{time - before:%Y-%m-%dT%H:%MZ}", "until": f"{time:%Y-%m-%dT%H:%MZ}"}
-        title = "\n".join([time.astimezone(dt.UTC).strftime("%d %b %H:%M"), *told])
+        title = "\n".join([time.astimezone(dt.UTC).strftime("%d %b %H:%M"), *lines])
         return Hit(round(width * index, 3), round(width, 3), title, query)
 
     peak = nice(max((value for known in values for value in known if value is not None), default=0))
