@@ -177,11 +177,12 @@ def test_a_group_without_a_worker(engine: Engine, sent: int) -> None:
     # A worker with several lanes has as many duties.
     report(engine, ["consume paid of mail #1", "consume paid of mail #2"], number=2)
     report(engine, ["consume paid of mail"], number=3)
+    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at + interval '1 day'")
     assert states() == {("running", 2)}
     hold_back(engine)
     assert states() == {("paused", 2)}
     sql(engine, "DELETE FROM outbox.group_control")
-    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '1 hour'")
+    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '2 days'")
     assert states() == {("unattended", 0)}
     # The application takes the messages of such a group itself: no worker tells of it.
     sql(engine, "UPDATE outbox.consumer_message SET status = 'taken', lease = 1, next_attempt_at = now()")
