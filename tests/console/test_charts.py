@@ -97,14 +97,10 @@ def test_columns_to_point_at_cover_the_chart() -> None:
 
 
 def test_a_column_leads_to_the_messages_of_its_time() -> None:
-    """From the value before it to its own."""
+    """From the value before it to its own, or the span that its value stands for."""
     chart = drawn(series(1, 2, minutes=5))
     until = NOON + dt.timedelta(minutes=5)
     assert chart.hits[1].query == {"since": f"{NOON:%Y-%m-%dT%H:%MZ}", "until": f"{until:%Y-%m-%dT%H:%MZ}"}
-
-
-def test_a_column_of_one_minute_leads_to_that_minute() -> None:
-    """Its value stands for the last minute of the step."""
-    chart = draw("x", "X", [series(1, 2, minutes=5)], span=dt.timedelta(minutes=1))
-    assert chart is not None
-    assert chart.hits[1].query == {"since": "2026-05-24T12:04Z", "until": "2026-05-24T12:05Z"}
+    of_a_minute = draw("x", "X", [series(1, 2, minutes=5)], span=dt.timedelta(minutes=1))
+    assert of_a_minute is not None
+    assert of_a_minute.hits[1].query == {"since": "2026-05-24T12:04Z", "until": "2026-05-24T12:05Z"}
