@@ -105,7 +105,7 @@ class NoteFields:
 class FilteredFields:
     """Say which list a filter is of."""
 
-    of: str = option(help="The list: messages, halves, scheduled, inbox or bulk-jobs.", most=40, metavar="LIST")
+    of: str = option(help="The list: messages, halves, scheduled, inbox, bulk-jobs or sagas.", most=40, metavar="LIST")
 
 
 @dataclass(frozen=True, kw_only=True)

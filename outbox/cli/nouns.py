@@ -77,16 +77,16 @@ def list_groups(
 
     \b
     States:
-      running    nothing holds it back, unless a rate does
-      paused     by an operator
-      open       its breaker has stopped it, since everything failed
-      half_open  its breaker is open, and one message is tried
+      running     nothing holds it back, unless a rate does
+      paused      by an operator
+      open        its breaker has stopped it, since everything failed
+      half_open   its breaker is open, and one message is tried
+      unattended  nothing holds it back, and no living worker consumes for it
     \b
     Example:
       outbox group list --topic transfer
     """
-    only = databases.only
-    databases.show(lambda each: (row for row in each.groups(only) if topic in {None, row.topic}), _GROUPS, form)
+    databases.show(lambda one: (row for row in one.groups(databases.only) if topic in {None, row.topic}), _GROUPS, form)
 
 
 @command(group_app, "work")

@@ -269,6 +269,8 @@ def _cut(scope: Scope, rest: str) -> tuple[str, str]:
 # --- a console of its own ---------------------------------------------------------------------------------
 
 PREFIX = "OUTBOX_CONSOLE_"
+#: The `ConsoleOptions` that a console's configuration has by the same names.
+_SAME = ("read_only", "allowed_hosts", "trusted_origins", "trusted_proxies", "metrics", "metrics_rows")
 _ENTRY = f"name:role:hash, separated by blanks or lines, where role is one of {', '.join(Role)}"
 
 
@@ -456,18 +458,6 @@ def app_of(
     config: ConsoleConfig, authorizer: Authorizer, settings: Settings | None = None, codecs: Codecs = NO_CODECS
 ) -> FastAPI:
     """Return the application of a configuration; it hasn't connected yet. Errors are those of `create_console_app`."""
-    return create_console_app(
-        config.databases,
-        authorizer=authorizer,
-        root_path=config.root_path,
-        settings=settings,
-        read_only=config.read_only,
-        allowed_hosts=config.allowed_hosts,
-        trusted_origins=config.trusted_origins,
-        trusted_proxies=config.trusted_proxies,
-        environment=config.env,
-        redactor=Redactor(config.payload),
-        codecs=codecs,
-        metrics=config.metrics,
-        metrics_rows=config.metrics_rows,
-    )
+    options: Any = {name: getattr(config, name) for name in ("root_path", *_SAME)}
+    options |= {"environment": config.env, "redactor": Redactor(config.payload), "settings": settings, "codecs": codecs}
+    return create_console_app(config.databases, authorizer=authorizer, **options)

@@ -26,7 +26,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -499,24 +499,20 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+@dataclass(eq=False, kw_only=True)
 class Throttle:
     """Counts failed logins by client; after ``free`` of them each next one has to wait twice as long, in seconds.
 
     At most ``most`` clients are remembered, those that failed last, each for ``memory`` seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        free: int = 5,
-        longest: float = 300.0,
-        memory: float = 900.0,
-        most: int = 10_000,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._free, self._longest, self._memory, self._most, self._clock = free, longest, memory, most, clock
-        self._failures: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
-        self._lock = threading.Lock()
+    free: int = 5
+    longest: float = 300.0
+    memory: float = 900.0
+    most: int = 10_000
+    clock: Callable[[], float] = time.monotonic
+    _failures: OrderedDict[Hashable, tuple[int, float]] = field(default_factory=OrderedDict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __len__(self) -> int:
         return len(self._failures)
@@ -531,11 +527,11 @@ class Throttle:
 
         ``free`` is how many failures this one has, where it isn't the usual number.
         """
-        free = self._free if free is None else free
+        free = self.free if free is None else free
         with self._lock:
             count, last = self._failures.get(client, (0, 0.0))
-        wait = min(2.0 ** min(count - free, 30), self._longest) if count >= free else 0.0
-        if not count or (left := last + wait - self._clock()) <= 0:
+        wait = min(2.0 ** min(count - free, 30), self.longest) if count >= free else 0.0
+        if not count or (left := last + wait - self.clock()) <= 0:
             return None
         seconds = str(math.ceil(left))
         detail = f"too many logins have failed; try again in {seconds} s"
@@ -543,11 +539,11 @@ class Throttle:
 
     def failed(self, client: Hashable) -> None:
         """Count a failed login."""
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             count, last = self._failures.pop(client, (0, now))
-            self._failures[client] = (1 if now - last > self._memory else count + 1, now)
-            while len(self._failures) > self._most:
+            self._failures[client] = (1 if now - last > self.memory else count + 1, now)
+            while len(self._failures) > self.most:
                 self._failures.popitem(last=False)
 
     def succeeded(self, client: Hashable) -> None:

@@ -32,7 +32,7 @@ from outbox.acts.changes import Actor
 from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import DECLARATIONS
 from outbox.console.connections import OperatorSource
-from outbox.console.events import RequestDone, RequestFacts, RequestUnavailable
+from outbox.console.events import RequestDone, RequestUnavailable
 from outbox.console.problems import Problem
 from outbox.errors import InvalidSettings
 from outbox.flow.views import Sagas
@@ -360,7 +360,7 @@ class RequestContext(Caller):
         return f"{COOKIE}_{hashlib.sha256((self.host + self.base).encode()).hexdigest()[:8]}"
 
     @property
-    def facts(self) -> RequestFacts:
+    def facts(self) -> dict[str, Any]:
         """What each event of the request has."""
         return {
             "request_id": self.request_id,

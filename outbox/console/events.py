@@ -8,24 +8,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TypedDict
 
 from outbox.telemetry.hooks import TelemetryEvent, event
 
 
-class RequestFacts(TypedDict):
-    """What each event of a request has; ``principal`` is the id of its sender, or None for a stranger."""
-
-    request_id: str
-    client: str
-    method: str
-    path: str
-    principal: str | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfRequest(TelemetryEvent):
-    """An event of a request, with its `RequestFacts`."""
+    """An event of a request; ``principal`` is the id of its sender, or None for a stranger."""
 
     request_id: str
     client: str

@@ -17,7 +17,7 @@ from outbox.errors import ActRefused, DatabaseUnreached, InvalidRequest, NotFoun
 from outbox.operator.databases import Database, OverDatabases, Query, read_each
 
 #: The lists that have filters.
-FilteredList = Literal["messages", "halves", "scheduled", "inbox", "bulk-jobs"]
+FilteredList = Literal["messages", "halves", "scheduled", "inbox", "bulk-jobs", "sagas"]
 #: The most filters that a user may have for a list, and fields that a filter may have.
 MOST_FILTERS, _MOST_FIELDS = 50, 50
 #: The fields whose text is a name and a value, which may be secret.

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from outbox.acts.changes import Actor, Declaration, checked_actor, record_of, unless_locked
 from outbox.acts.whole_acts import DELETE_GROUP, RESET_GROUP, SKIP_GROUP
@@ -35,7 +35,7 @@ from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import GroupLag, HealthViews
 from outbox.operator.health.stats import fields_of
-from outbox.operator.health.workers import CONSUMING, done, merged, workers_in
+from outbox.operator.health.workers import CONSUMING, consuming, merged, workers_in
 from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
 from outbox.text import counted, topic_of
@@ -314,47 +314,42 @@ class Groups(HealthViews):
             UnknownDatabase: no database of that name.
         """
         overview = self.overview()
-        consuming: dict[tuple[str, str, str | None], int] = {}
-        moved: dict[tuple[str, str, str | None], tuple[int, dt.datetime]] = {}
-        controls: dict[tuple[str, str, str | None], GroupControl] = {}
-        owners: dict[tuple[str, str, str | None], str] = {}
+        facts: dict[tuple[str, str, str], dict[str, Any]] = {}
         for each in self.databases.having("consumer", database):
             if each.name in overview.unreachable:
                 continue
             with each.read_only() as connection:
-                for handler in merged(workers_in(connection, each)):
-                    if handler.kind in CONSUMING:
-                        key = each.name, handler.topic, handler.group
-                        consuming[key] = consuming.get(key, 0) + len(handler.workers)
-                controls |= {(each.name, row.topic, row.group): row for row in controls_in(connection, each)}
-                for group, topic, passages, moved_at in execute(connection, _PASSAGES(each.schema))[0]:
-                    moved[each.name, topic, group] = passages, moved_at
-                for group, topic, owner in execute(connection, _OWNERS(each.schema))[0]:
-                    owners[each.name, topic, group] = owner
-        lags: dict[tuple[str, str, str | None], list[GroupLag]] = defaultdict(list)
+                controls = controls_in(connection, each)
+                moved, owned = execute(connection, _PASSAGES(each.schema), _OWNERS(each.schema))
+            owners = {(topic, group): owner for group, topic, owner in owned}
+            moves = {(topic, group): rest for group, topic, *rest in moved}
+            for row in controls:
+                pair = row.topic, row.group
+                passages, moved_at = moves.get(pair, (0, None))
+                more = {"passages": passages, "moved_at": moved_at, "owner": owners.get(pair)}
+                facts[each.name, *pair] = {**fields_of(row), **more}
+        lags: dict[tuple[str, str, str], list[GroupLag]] = defaultdict(list)
         for lag in (lag for topic in overview.topics for lag in topic.groups):
             lags[lag.database, topic_of(lag.topic), lag.group].append(lag)
         rows = []
         for key, of_sources in lags.items():
             # One that began since isn't among them yet.
-            if control := controls.get(key):
-                passages, moved_at = moved.get(key, (0, None))
+            if known := facts.get(key):
                 waits = [each.oldest_lag for each in of_sources if each.oldest_lag is not None]
                 behind = [each.lag for each in of_sources if each.lag is not None]
                 etas = [each.eta for each in of_sources if each.lag]
-                row = GroupRow(
-                    **fields_of(control),
+                if known["state"] == "running" and not any(each.attended for each in of_sources):
+                    known["state"] = "unattended"
+                shown = GroupRow(
+                    **known,
                     lag=sum(behind) if len(behind) == len(of_sources) else None,
                     oldest_lag=max(waits, default=None),
-                    owner=owners.get(key),
                     eta=None if None in etas else max(filter(None, etas), default=None),
                     failed=sum(each.failed for each in of_sources),
                     parked=sum(each.parked for each in of_sources),
-                    workers=consuming.get(key, 0),
-                    passages=passages,
-                    moved_at=moved_at,
+                    workers=of_sources[0].workers,
                 )
-                rows.append(row)
+                rows.append(shown)
         return self.shown_texts(rows)
 
     def preview_reset(
@@ -582,7 +577,7 @@ def _contents(consumer: Database, group: str, topic: str) -> GroupContents:
     of_group = [each for each in merged(reports) if (each.topic, each.group) == (topic, group)]
     workers = {worker for each in of_group if each.kind in CONSUMING for worker in each.workers}
     # A server lists some of its clients, and has a duty for each group for which one has received lately.
-    workers |= {each.row.name for each in reports if done([each], f"consume {topic} of {group}")}
+    workers |= {each.row.name for each in reports if consuming([each])[f"{topic} of {group}"]}
     clients = sorted({each.name for each in of_group if each.kind == "client"})
     return GroupContents(consumer.name, group, topic, dict(inbox), sorted(workers), clients)
 

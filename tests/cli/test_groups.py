@@ -117,7 +117,7 @@ def test_starts(bench: Bench, cli: Cli, to: str) -> None:
 
 def test_a_group_is_paused_and_resumed(bench: Bench, cli: Cli) -> None:
     """With a reason, and not without a confirmation; the audit and the list tell it."""
-    assert (listed(cli)["group"], listed(cli)["state"]) == ("g", "running")
+    assert (listed(cli)["group"], listed(cli)["state"]) == ("g", "unattended")
     without = cli("group", "pause", "g", "--yes")
     assert (without.code, "give --reason" in without.err) == (Code.USAGE, True)
     asked = cli("group", "pause", "g", "--reason", "the provider moves")
@@ -129,7 +129,7 @@ def test_a_group_is_paused_and_resumed(bench: Bench, cli: Cli) -> None:
     again = cli("group", "pause", "g", "--reason", "the provider moves", "--yes")
     assert (again.code, "paused already" in again.err) == (Code.CONFLICT, True)
     assert cli("group", "resume", "g", "--topic", "t", "--yes").code == Code.DONE
-    assert listed(cli)["state"] == "running"
+    assert listed(cli)["state"] == "unattended"
     actions = [row["action"] for row in cli("audit", "list", "-o", "json").json["items"]]
     assert actions == ["resume_group", "pause_group"]
     unknown = cli("group", "pause", "nobody", "--reason", "x", "--yes")

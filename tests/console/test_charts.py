@@ -66,15 +66,27 @@ def test_several_series_share_the_scale() -> None:
     chart = drawn(series(1, 2), series(30, 40, name="consumed"))
     assert chart.peak == 40
     assert [shape.colour for shape in chart.shapes] == [1, 2]
-    assert chart.head == ("sent", "consumed")
+    assert [shape.name for shape in chart.shapes] == ["sent", "consumed"]
     assert chart.rows[0] == (NOON + dt.timedelta(minutes=1), (2, 40))
 
 
-def test_the_axis_names_times_of_a_day_or_days() -> None:
-    """At most four, from the first to the last; days where the span is longer than one."""
-    assert drawn(series(*range(61))).labels == ("12:00", "12:20", "12:40", "13:00")
-    assert drawn(series(1, 2, minutes=2880)).labels == ("24 May 12:00", "26 May 12:00")
-    assert drawn(series(1)).labels == ("12:00",)
+@pytest.mark.parametrize(
+    ("after", "minutes", "count", "labels"),
+    [
+        (0, 1, 61, [(0, "12:00"), (25, "12:15"), (50, "12:30"), (75, "12:45"), (100, "13:00")]),
+        (343, 1, 61, [(3.33, "17:45"), (28.33, "18:00"), (53.33, "18:15"), (78.33, "18:30")]),
+        (343, 5, 73, [(4.72, "18:00"), (38.06, "20:00"), (71.39, "22:00")]),
+        (343, 15, 97, [(1.18, "18:00"), (26.18, "25 May"), (51.18, "06:00"), (76.18, "12:00")]),
+        (343, 120, 85, [(3.74, "25 May"), (32.31, "27 May"), (60.88, "29 May"), (89.45, "31 May")]),
+        (0, 1, 1, [(0, "12:00")]),
+    ],
+)
+def test_the_axis_names_round_times(after: int, minutes: int, count: int, labels: list[tuple[float, str]]) -> None:
+    """However odd the first is: each lies where its time does, a midnight is its day."""
+    times = [NOON + dt.timedelta(minutes=after + minutes * number) for number in range(count)]
+    chart = draw("x", "X", [Series("sent", "a minute", times, [1.0] * count)])
+    assert chart is not None
+    assert list(chart.labels) == labels
 
 
 def test_columns_to_point_at_cover_the_chart() -> None:
@@ -85,7 +97,10 @@ def test_columns_to_point_at_cover_the_chart() -> None:
 
 
 def test_a_column_leads_to_the_messages_of_its_time() -> None:
-    """From the value before it to its own."""
+    """From the value before it to its own, or the span that its value stands for."""
     chart = drawn(series(1, 2, minutes=5))
     until = NOON + dt.timedelta(minutes=5)
     assert chart.hits[1].query == {"since": f"{NOON:%Y-%m-%dT%H:%MZ}", "until": f"{until:%Y-%m-%dT%H:%MZ}"}
+    of_a_minute = draw("x", "X", [series(1, 2, minutes=5)], span=dt.timedelta(minutes=1))
+    assert of_a_minute is not None
+    assert of_a_minute.hits[1].query == {"since": "2026-05-24T12:04Z", "until": "2026-05-24T12:05Z"}

@@ -165,7 +165,7 @@ def test_the_endpoints_of_what_holds_back(acting: Http, shop: Shop) -> None:
     shop.order(1)
     shop.drain()
     (row,) = (each for each in acting.get("/groups").json()["items"] if each["group"] == "billing")
-    assert (row["topic"], row["state"], row["rate"]) == ("orders", "running", None)
+    assert (row["topic"], row["state"], row["rate"]) == ("orders", "unattended", None)
     assert acting.as_role("viewer").post("/groups/billing/pause", WHILE).status_code == 403
     assert acting.post("/groups/billing/pause", {}).status_code == 422
     paused = acting.as_role("operator").post("/groups/billing/pause", WHILE)
@@ -249,6 +249,14 @@ def test_what_a_group_did_minute_by_minute(acting: Http, visitor: Visitor, shop:
     assert [tag.get("href") for name, tag in page.tags if name == "a"].count(leads) == 4
     assert "consumed: unknown" in page.text and "consumed: 40 messages/min" in page.text
     assert visitor.go(f"/groups/{GROUP}/{TOPIC}?window=2y").status == 422
+    # Of a longer window a column is one minute of its step, too: that of a later sample is no part of it.
+    hour = dt.datetime.fromtimestamp(int(minute.timestamp()) // 7200 * 7200 - 7200, dt.UTC)
+    for moment, count in ((hour, 30.0), (hour - dt.timedelta(minutes=119), 20.0)):
+        sample(shop.engine, moment, {}, work={TOPIC: {GROUP: done | {"done": count}}})
+    page = visitor.go(f"/groups/{GROUP}/{TOPIC}?window=7d")
+    since, until = (quote(f"{each:%Y-%m-%dT%H:%MZ}") for each in (hour - dt.timedelta(minutes=1), hour))
+    assert f"since={since}&until={until}" in {str(tag.get("href")).partition(f"{TOPIC}&")[2] for _, tag in page.tags}
+    assert ("consumed: 30 messages/min" in page.text, "consumed: 20 messages/min" in page.text) == (True, False)
     # A topic may have a slash in its name.
     assert visitor.go(f"/groups/{GROUP}/a%2Fb").status == 200
     assert len(acting.get(f"/groups/{GROUP}/a%2Fb/work").json()) == 4

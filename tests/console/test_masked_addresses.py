@@ -22,6 +22,7 @@ from outbox.testing import bulk, check, drain
 from tests.console.test_masked import GROUP, TOPIC, WHY, Till, paths
 from tests.console.web import Asker, Shop, console_of
 from tests.flow.support import World
+from tests.operator.health import sql
 
 #: Each is a failure of its own; none of the clues may be seen of it.
 ERRORS = (
@@ -159,3 +160,16 @@ def test_the_session_that_holds_a_lock(shop: Shop, ask: Asker) -> None:
         (masked,) = http.as_role("viewer").get("/locks").json()["items"]
     assert held["application_name"] == "canary"
     assert (masked["user"], masked["client"], masked["application_name"]) == ("***", "***", "***")
+
+
+def test_the_processes_that_send(shop: Shop, ask: Asker) -> None:
+    """Their names are what messages are masked of: at which host and process they were sent."""
+    columns = "(id, name, producer_group, version, started_at, seen_at)"
+    process = "(gen_random_uuid(), 'canary:4711', 'shop', '1', now(), now())"
+    sql(shop.engine, f"INSERT INTO outbox.producer_process {columns} VALUES {process}")
+    http = ask(console_of(shop.outbox), "admin")
+    looks = ("/api/v1/producers", "/handlers")
+    assert all(leaks(http.ask("GET", path).text) for path in looks)
+    viewer = http.as_role("viewer")
+    assert [leaks(viewer.ask("GET", path).text) for path in looks] == [[], []]
+    assert [row["name"] for row in viewer.get("/producers").json()["items"]] == ["***"]

@@ -56,6 +56,13 @@ def test_the_endpoints(acting: Http, world: World, doubtful: UUID) -> None:
     assert acting.post(f"/sagas/commands/{doubtful}/answer", {"answer": "done", **WHY}).status_code == 404
 
 
+def test_a_filter_of_flows_is_saved(visitor: Visitor, doubtful: UUID) -> None:
+    """As those of other lists are; it leads to the flows that it selects."""
+    page = visitor.go("sagas?saga=trip&overdue=yes")
+    saved = visitor.send(visitor.go(page.link("Save this filter")).form("/acts/save_filter"), filter="late trips")
+    assert str(doubtful) in str(visitor.go(saved.link("late trips")).links)
+
+
 def test_only_an_admin_answers(acting: Http, ask: object, shop: Shop, world: World, doubtful: UUID) -> None:
     """Neither by the API nor by a page, which doesn't offer it; nor from another site, nor where all only read."""
     hotel = command_of(world, doubtful)

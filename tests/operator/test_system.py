@@ -13,9 +13,10 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Settings, __version__
 from outbox.consumer.meter import BOUNDS
 from outbox.operator.databases import Database, Databases
+from outbox.operator.groups import Groups
 from outbox.operator.health.overview import HealthViews
 from outbox.operator.health.subject import Subject, address
-from tests.operator.health import handler, hold_back, open_databases, report, send, sql
+from tests.operator.health import consume, dispatch, handler, hold_back, open_databases, report, send, sql
 
 
 def test_workers_and_what_they_have(engine: Engine) -> None:
@@ -157,3 +158,32 @@ def test_an_address_has_no_password(url: str, shown: str) -> None:
     """Wherever it was written; nor have the options of the commands that mend."""
     assert address(make_url(url)) == shown
     assert shown in Subject(name="bank", url=make_url(url), settings=Settings()).options
+
+
+@pytest.mark.parametrize("sent", [1, 3])
+def test_a_group_without_a_worker(engine: Engine, sent: int) -> None:
+    """Its state says so whatever its lag; what consumes has a duty for it: a worker, or a server of other clients."""
+    groups = Groups(open_databases(bank=engine))
+
+    def states() -> set[tuple[str, int]]:
+        return {(row.state, row.workers) for row in groups.groups()}
+
+    send(engine, sent)
+    dispatch(engine)
+    consume(engine, engine, limit=1)
+    assert states() == {("unattended", 0)}
+    report(engine, ["dispatch", "consume paid of mailer"])
+    assert states() == {("unattended", 0)}
+    # A worker with several lanes has as many duties.
+    report(engine, ["consume paid of mail #1", "consume paid of mail #2"], number=2)
+    report(engine, ["consume paid of mail"], number=3)
+    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at + interval '1 day'")
+    assert states() == {("running", 2)}
+    hold_back(engine)
+    assert states() == {("paused", 2)}
+    sql(engine, "DELETE FROM outbox.group_control")
+    sql(engine, "UPDATE outbox.worker SET seen_at = seen_at - interval '2 days'")
+    assert states() == {("unattended", 0)}
+    # The application takes the messages of such a group itself: no worker tells of it.
+    sql(engine, "UPDATE outbox.consumer_message SET status = 'taken', lease = 1, next_attempt_at = now()")
+    assert states() == {("running", 0)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, make_dataclass
-from inspect import Parameter, Signature
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from outbox.acts.changes import Act, Declaration, Target
 from outbox.acts.forms import PARTS
 from outbox.acts.messages import ACTS
 from outbox.acts.whole_acts import WHOLE_ACTS, WholeAct, returned, with_fields
-from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, from_query, problems
+from outbox.console.api.requests import IdempotencyKey, IfMatch, from_body, from_query, problems, taking
 from outbox.console.context import API, CANCEL, REVEAL, Context, RequestContext, requires
 from outbox.errors import InvalidRequest, VersionMismatch
 from outbox.message.content import GROUP_PATTERN, MAX_GROUP
@@ -68,28 +67,32 @@ def declared(act: Declaration, *statuses: int, needs: Sequence[str] = ()) -> dic
     }
 
 
-def _start(
+def order_job(
     context: RequestContext,
-    response: Response,
     key: str | None,
     action: str,
     selector: Selector,
-    body: JobBody,
+    body: DatabaseBody,
     options: Mapping[str, Any],
     rate: float | None = None,
 ) -> BulkJob:
-    """Order a bulk job; a header of the answer says where it is."""
-    job = context.operator.start(
+    """Order a bulk job, with the reason and the token that a body may have."""
+    return context.operator.start(
         action,
         selector,
         by=context.actor,
-        why=body.reason,
-        token=body.token,
+        why=getattr(body, "reason", ""),
+        token=getattr(body, "token", None),
         database=body.database,
         options=options,
         rate=rate,
         idempotency_key=key,
     )
+
+
+def _start(context: RequestContext, response: Response, *order: Any) -> BulkJob:
+    """Order a bulk job; a header of the answer says where it is."""
+    job = order_job(context, *order)
     response.headers["Location"] = context.url("api", "v1", "bulk-jobs", job.id)
     return job
 
@@ -254,8 +257,7 @@ def resend_by_ids(
     context: Context, response: Response, key: IdempotencyKey, body: IdsBody = from_body(IdsBody)
 ) -> BulkJob:
     """Order a resend of the messages of these ids: an alias of `POST /bulk-jobs`, without a preview."""
-    job = JobBody(database=body.database, reason=body.reason)
-    return _start(context, response, key, "resend", SelectorBody(body.ids).selector(), job, {}, body.rate)
+    return _start(context, response, key, "resend", SelectorBody(body.ids).selector(), body, {}, body.rate)
 
 
 @router.post(
@@ -271,11 +273,11 @@ def roll_back_by_ids(
 
     Undecided halves are rolled back; if none of them is undecided, messages are compensated. The answer names the act.
     """
-    selector, job = SelectorBody(body.ids).selector(), JobBody(database=body.database, reason=body.reason)
+    selector = SelectorBody(body.ids).selector()
     act, found = ACTS["rollback"], context.operator.preview("rollback", selector, database=body.database)
     # Asked once more, it is the same act that was ordered before: what was rolled back counts as undecided.
     is_half = found.eligible or act.refusal("rolled_back") in found.ineligible
-    return _start(context, response, key, act.name if is_half else "compensate", selector, job, {}, body.rate)
+    return _start(context, response, key, act.name if is_half else "compensate", selector, body, {}, body.rate)
 
 
 @router.post("/bulk-jobs/{bulk_job_id}/cancel", dependencies=[requires(CANCEL)], tags=["bulk jobs"])
@@ -305,9 +307,7 @@ def _add_at(act: WholeAct, endpoint: Any, fields: Any, headers: dict[str, Any], 
     for name in act.names:
         part = PARTS[name]
         hints[name] = Annotated[part.kind, Path(max_length=part.most, pattern=part.pattern, description=part.help)]
-    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
-    parameters.append(Parameter("fields", Parameter.KEYWORD_ONLY, annotation=Any, default=fields))
-    endpoint.__signature__ = Signature(parameters)  # what FastAPI reads
+    taking(endpoint, hints, {"fields": fields})
     whole_acts.add_api_route(act.path, endpoint, tags=[f"acts on {act.noun}"], **more)
 
 

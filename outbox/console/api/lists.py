@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from inspect import Parameter, Signature
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
@@ -207,11 +206,7 @@ def _all_of(context: RequestContext, call: str, of: str) -> tuple[list[Any], Col
 
 def _with_ids(endpoint: Any, ids: Iterable[str], query: Any) -> Any:
     """Return an endpoint ``(context, query, **ids)`` as FastAPI reads it: each of the ids is a part of its path."""
-    hints = {"context": Context, **dict.fromkeys(ids, UUID)}
-    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint) for name, hint in hints.items()]
-    parameters.append(Parameter("query", Parameter.KEYWORD_ONLY, annotation=Any, default=query))
-    endpoint.__signature__ = Signature(parameters)
-    return endpoint
+    return requests.taking(endpoint, {"context": Context, **dict.fromkeys(ids, UUID)}, {"query": query})
 
 
 def _add_call(call: str, tag: str, path: str = "", of: str = "operator") -> None:

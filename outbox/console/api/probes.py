@@ -62,12 +62,10 @@ class Readiness:
                     for database in self._console.source().databases.values():
                         with database.read_only(1.0) as connection:
                             execute(connection, NOW)
-                    self._ready = not self._console.source.missing
+                    self._ready, self._failed = not self._console.source.missing, False
                 except Exception as error:
                     emit(NotReady(reason=summary_of(error), repeated=self._failed, error=error))
                     self._ready, self._failed = False, True
-                else:
-                    self._failed = False
                 self._at = time.monotonic()
             return self._ready
 

@@ -77,7 +77,7 @@ def from_query(*kinds: type, without: tuple[str, ...] = ()) -> Any:
         return _read(_QUERY, grouped(request.query_params.multi_items()), "query", shapes)
 
     fields = {each.name: Query(None, json_schema_extra=schema_of(each)) for kind in kinds for each in shapes[kind]}
-    return _depends(read, fields, inspect.Parameter("request", _KEYWORD, annotation=Request))
+    return Depends(taking(read, {"request": Request}, fields))
 
 
 def from_body(*kinds: type) -> Any:
@@ -91,14 +91,15 @@ def from_body(*kinds: type) -> Any:
 
     name = "".join(kind.__name__ for kind in kinds)
     schema = _object_schema(name, kinds[0].__doc__ or "", [each for kind in kinds for each in shapes[kind]])
-    return _depends(read, {"body": Body(json_schema_extra=schema)})
+    return Depends(taking(read, {}, {"body": Body(json_schema_extra=schema)}))
 
 
-def _depends(read: Callable[..., Any], fields: Mapping[str, Any], *own: inspect.Parameter) -> Any:
-    """Return a dependency whose ``fields`` FastAPI puts into the document, and doesn't convert."""
-    documented = (inspect.Parameter(name, _KEYWORD, annotation=Any, default=fields[name]) for name in fields)
-    read.__signature__ = inspect.Signature([*own, *documented])  # type: ignore[attr-defined]  # what FastAPI reads
-    return Depends(read)
+def taking(endpoint: Any, hints: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
+    """Return a function that FastAPI sees with these parameters: by types, and by ``defaults``, which it documents."""
+    known = [inspect.Parameter(name, _KEYWORD, annotation=hint) for name, hint in hints.items()]
+    read = [inspect.Parameter(name, _KEYWORD, annotation=Any, default=each) for name, each in defaults.items()]
+    endpoint.__signature__ = inspect.Signature(known + read)
+    return endpoint
 
 
 def _read(reader: Reader, values: Mapping[str, Any], path: str, shapes: Mapping[type, Sequence[FieldShape]]) -> Any:

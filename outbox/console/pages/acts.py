@@ -21,7 +21,7 @@ from fastapi import APIRouter, Query, Response
 from outbox.acts.changes import Act, Actor, Target
 from outbox.acts.messages import ACTS, act_named
 from outbox.acts.whole_acts import DATABASE_FIELDS, PINNED, WHOLE_ACTS, WholeAct, facts_of, form_of, with_fields
-from outbox.console.api.acts import needs_of, part_of
+from outbox.console.api.acts import JobBody, needs_of, order_job, part_of
 from outbox.console.api.lists import of_each, types_of
 from outbox.console.auth import only_reads
 from outbox.console.context import CANCEL, REVEAL, requires
@@ -41,19 +41,16 @@ from outbox.reader import FieldShape, option, shape_of
 router: APIRouter = APIRouter(include_in_schema=False)
 
 
-@dataclass(frozen=True, slots=True)
-class OrderForm:
+@dataclass(frozen=True, kw_only=True)
+class OrderForm(JobBody):
     """Take the form before an act, beside the act's options.
 
     Before a bulk job that can't be taken back, or reaches far, ``typed`` must be ``count``; before one that can't, of
     one message, its key.
     """
 
-    reason: str = option("", most=4000)
     version: str | None = option(None)
     group: str | None = option(None)
-    database: str | None = option(None)
-    token: str | None = option(None)
     rate: float | None = option(None, above=0, most=1e6)
     key: str | None = option(None)
     typed: str = option("")
@@ -64,17 +61,8 @@ def _start(
     view: PageView, act: Act, selector: Selector, form: OrderForm, pairs: FormPairs, code: str, database: str | None
 ) -> Response:
     """Order a bulk job, and lead to its page."""
-    job = view.operator.start(
-        act.name,
-        selector,
-        by=view.context.actor,
-        why=form.reason,
-        token=form.token,
-        database=database,
-        options=options_of(act, pairs),
-        rate=form.rate,
-        idempotency_key=form.key,
-    )
+    order = replace(form, database=database)
+    job = order_job(view.context, form.key, act.name, selector, order, options_of(act, pairs), form.rate)
     return view.done(code, "bulk-jobs", job.id)
 
 

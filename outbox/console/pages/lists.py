@@ -18,7 +18,6 @@ from outbox.console.api.lists import KEYS, of_each, types_of
 from outbox.console.pages.view import PageView, View
 from outbox.errors import DatabaseUnreached, InvalidRequest, NotFound
 from outbox.flow.saga import SagaStatus
-from outbox.flow.views import FlowFilter
 from outbox.message.model import Status
 from outbox.operator import model
 from outbox.operator.health.overview import MOST_ROWS
@@ -201,16 +200,18 @@ def listing_of(view: PageView, call: str, rows: Sequence[T], unreached: Collecti
 router: APIRouter = APIRouter(include_in_schema=False)
 
 
-def _add_list(call: str, tabs: Collection[str] = (), *, further: str = "", **shown: Any) -> None:
+def _add_list(
+    call: str, tabs: Collection[str] = (), *, further: str = "", of: str = "operator", name: str = "", **shown: Any
+) -> None:
     """Add the page of a list that a call returns, with what else is ``shown``, and the call ``further`` on its rows."""
-    kind, name = types_of(call)["criteria"], call.replace("_", "-")
+    kind, name = types_of(call, of)["criteria"], name or call.replace("_", "-")
 
     def show(view: View) -> Response:
-        found: Listing[Any, Any] = Listing(view, kind, getattr(view.operator, call), tabs=tabs)
+        found: Listing[Any, Any] = Listing(view, kind, getattr(getattr(view.context, of), call), tabs=tabs)
         more = {further: getattr(view.operator, further)(found.page.items)} if further else {}
         more |= {"suggested": view.operator.names()} if "topic" in names_of(kind) else {}
         more |= {"saved": view.operator.saved_filters(name, view.context.actor.name), "of": name}
-        return view.page(f"{call}.html", found.status, list=found, **shown, **more)
+        return view.page(f"{name.replace('-', '_')}.html", found.status, list=found, **shown, **more)
 
     router.add_api_route(f"/{name}", show)
 
@@ -220,6 +221,7 @@ _add_list("halves", statuses=list(model.HalfStatus))
 _add_list("scheduled", tabs={"recalled"})
 _add_list("inbox", statuses=list(Status), periods=PERIODS)
 _add_list("bulk_jobs", states=list(model.BulkJobState))
+_add_list("flows", tabs={"overdue", "open"}, of="sagas", name="sagas", statuses=list(SagaStatus))
 
 
 @router.get("/dead")
@@ -236,13 +238,6 @@ def dead(view: View, tab: str = "open") -> Response:
     )
     groups.sort(key=lambda group: -group.count.value)
     return view.page("dead.html", groups=groups[:MOST_GROUPS], where=where, limit=MOST_GROUPS, unreached=unreached)
-
-
-@router.get("/sagas")
-def flows(view: View) -> Response:
-    """Show the flows of sagas."""
-    found = Listing(view, FlowFilter, view.context.sagas.flows, tabs={"overdue", "open"})
-    return view.page("sagas.html", found.status, list=found, statuses=list(SagaStatus))
 
 
 @router.get("/sagas/{flow_id}")

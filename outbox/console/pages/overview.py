@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from outbox.console.pages.lists import Listing
-from outbox.console.pages.view import View, chip_of
+from outbox.console.pages.view import View
 from outbox.operator.backlog import BacklogFilter, BacklogRow, backlogs
 from outbox.operator.health.attention import folded
 from outbox.operator.health.overview import MOST_ROWS
@@ -29,6 +29,9 @@ from outbox.operator.model import Conversation, Page, PageRequest
 #: So many series have a colour of their own; the rest share the last.
 COLOURS = 6
 _LABELS, _GROUPS_DRAWN = 4, 3
+_MINUTE, _DAY = dt.timedelta(minutes=1), 24 * 3600
+#: The steps (seconds) between the times under a chart of less than some days.
+_STEPS = (60, 300, 900, 1800, 3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600, _DAY)
 _ROUND = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 
 
@@ -114,8 +117,8 @@ def group_work(view: View, group: str, topic: str, window: str = "1h", database:
     times = [replace(each, unit="ms", values=[v and v * 1000 for v in each.values]) for each in (p50, p95)]
     where = {"group": group, "topic": topic, "database": database}
     drawn = (
-        draw("work", "Consumed and failed in a minute", counts, colours=(1, 4), page="inbox", **where),
-        draw("times", "Milliseconds that a call took", times, colours=(2, 5), page="inbox", **where),
+        draw("work", "Consumed and failed in a minute", counts, colours=(1, 4), page="inbox", span=_MINUTE, **where),
+        draw("times", "Milliseconds that a call took", times, colours=(2, 5), page="inbox", span=_MINUTE, **where),
     )
     shown: dict[str, Any] = {**where, "window": window, "windows": list(WINDOWS)}
     return view.page("group.html", charts=list(filter(None, drawn)), **shown)
@@ -144,8 +147,9 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart; ``peak`` is the value at its upper edge, ``labels`` are times under it, ``rows`` its twin as a table.
+    """A chart; ``peak`` is the value at its upper edge, ``rows`` its twin as a table.
 
+    ``labels`` are round times under it, each with its place from the left (0 to 100).
     ``page`` is the list to which its columns lead, empty for none.
     """
 
@@ -154,9 +158,8 @@ class Chart:
     page: str
     shapes: tuple[Shape, ...]
     hits: tuple[Hit, ...]
-    labels: tuple[str, ...]
+    labels: tuple[tuple[float, str], ...]
     peak: float
-    head: tuple[str, ...]
     rows: tuple[tuple[dt.datetime, tuple[float | None, ...]], ...]
 
     @property
@@ -203,9 +206,13 @@ def draw(
     *,
     colours: Sequence[int] = range(1, COLOURS + 1),
     page: str = "",
+    span: dt.timedelta | None = None,
     **where: str | None,
 ) -> Chart | None:
-    """Return a chart of series that share their times; None where there is nothing to draw: no series, or no times."""
+    """Return a chart of series that share their times; None where there is nothing to draw: no series, or no times.
+
+    Each value stands for the ``span`` before its time; None: for all since the value before it.
+    """
     if not series or not series[0].times:
         return None
     times = series[0].times
@@ -215,6 +222,18 @@ def draw(
         for one in series
     ]
     rows = tuple(zip(times, zip(*values, strict=True), strict=True))
+    width, before = 100 / len(times), span or (times[1] - times[0] if len(times) > 1 else _MINUTE)
+
+    def hit(index: int, time: dt.datetime, column: Sequence[float | None]) -> Hit:
+        lines = (
+            f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
+            for one, value in zip(series, column, strict=True)
+        )
+        # A page has hundreds of these links: as short as they can be, of whole minutes.
+        query = {**where, "since": f"{time - before:%Y-%m-%dT%H:%MZ}", "until": f"{time:%Y-%m-%dT%H:%MZ}"}
+        title = "\n".join([time.astimezone(dt.UTC).strftime("%d %b %H:%M"), *lines])
+        return Hit(round(width * index, 3), round(width, 3), title, query)
+
     peak = nice(max((value for known in values for value in known if value is not None), default=0))
     return Chart(
         name,
@@ -224,10 +243,9 @@ def draw(
             Shape(one.name, colours[min(index, len(colours) - 1)], *_line(known, peak), _last(known))
             for index, (one, known) in enumerate(zip(series, values, strict=True))
         ),
-        hits=tuple(_hit(index, series, where, *row) for index, row in enumerate(rows)),
+        hits=tuple(hit(index, *row) for index, row in enumerate(rows)),
         labels=_labels(times),
         peak=peak,
-        head=tuple(one.name for one in series),
         rows=rows[::-1],
     )
 
@@ -265,51 +283,24 @@ def _line(values: Sequence[float | None], peak: float) -> tuple[str, str]:
     return line, area
 
 
-def _hit(
-    index: int,
-    series: Sequence[Series],
-    where: Mapping[str, str | None],
-    time: dt.datetime,
-    column: Sequence[float | None],
-) -> Hit:
-    width = 100 / len(series[0].times)
-    values = (
-        f"{one.name}: {'unknown' if value is None else f'{value:,.10g} {one.unit}'}"
-        for one, value in zip(series, column, strict=True)
+def _labels(times: Sequence[dt.datetime]) -> tuple[tuple[float, str], ...]:
+    """Return where the round times of an axis lie, and how they are written: in UTC, a midnight as its day."""
+    first, last = int(times[0].timestamp()), int(times[-1].timestamp())
+    least = (last - first) / _LABELS
+    step = next((each for each in _STEPS if each >= least), _DAY * math.ceil(least / _DAY))
+    return tuple(
+        (
+            round(100 * (at - first) / max(last - first, 1), 2),
+            dt.datetime.fromtimestamp(at, dt.UTC).strftime("%H:%M" if at % _DAY else "%d %b"),
+        )
+        for at in range(-(-first // step) * step, last + 1, step)
     )
-    step = series[0].times[1] - series[0].times[0] if len(series[0].times) > 1 else dt.timedelta(minutes=1)
-    # A page has hundreds of these links: as short as they can be, of whole minutes.
-    query = {**where} | {name: f"{at:%Y-%m-%dT%H:%MZ}" for name, at in (("since", time - step), ("until", time))}
-    return Hit(round(width * index, 3), round(width, 3), "\n".join([moment(time, long=True), *values]), query)
-
-
-def _labels(times: Sequence[dt.datetime]) -> tuple[str, ...]:
-    count = min(_LABELS, len(times))
-    indices = sorted({round(index * (len(times) - 1) / max(1, count - 1)) for index in range(count)})
-    long = (times[-1] - times[0]) > dt.timedelta(hours=36)
-    return tuple(moment(times[index], long=long) for index in indices)
-
-
-def moment(time: dt.datetime, *, long: bool) -> str:
-    """Return a time for an axis, in UTC."""
-    return time.astimezone(dt.UTC).strftime("%d %b %H:%M" if long else "%H:%M")
 
 
 #: Sizes, in the units of the picture.
 _COLUMN, _ROW, _TOP, _MARGIN = 190, 46, 60, 95
-#: How many characters of a name, and of what stands over an arrow, are written out.
-_NAME, _LABEL = 22, 26
 #: How many steps of a conversation a page has: each is drawn, and a row.
 STEPS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Lifeline:
-    """A group that sends or receives, and where its line is; ``label`` is as much of its name as there is room for."""
-
-    name: str
-    label: str
-    x: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,16 +317,6 @@ class Arrow(ConversationStep):
         return self.x == self.to
 
     @property
-    def tone(self) -> str:
-        """How good the status is."""
-        return chip_of(self.status).tone
-
-    @property
-    def label(self) -> str:
-        """What stands over the arrow."""
-        return _short(self.message.topic, _LABEL)
-
-    @property
     def middle(self) -> int:
         """Where the label stands."""
         return self.x + _COLUMN // 2 + 20 if self.is_loop else (self.x + self.to) // 2
@@ -348,7 +329,7 @@ class Arrow(ConversationStep):
 
 
 class Diagram:
-    """The picture of a conversation: ``lifelines`` in the order in which they come in, ``steps`` in that of time.
+    """The picture of a conversation: where the ``lifelines`` of groups are, by their names, and ``steps`` in order.
 
     It has one ``page`` (from 1) of so many ``pages``: of ``count`` steps those after the first ``before``.
     """
@@ -361,20 +342,13 @@ class Diagram:
         self.before: int = (self.page - 1) * STEPS
         steps = every[self.before : self.before + STEPS]
         names = dict.fromkeys(name for step in steps for name in (step.source, step.target) if name is not None)
-        self.lifelines: list[Lifeline] = [
-            Lifeline(name, _short(name, _NAME), _MARGIN + number * _COLUMN) for number, name in enumerate(names)
-        ]
-        x_of = {line.name: line.x for line in self.lifelines}
+        self.lifelines: dict[str, int] = {name: _MARGIN + number * _COLUMN for number, name in enumerate(names)}
         self.steps: list[Arrow] = []
         for number, step in enumerate(steps):
-            x = x_of[step.source]
+            x = self.lifelines[step.source]
             nowhere = x if step.status == "compensated" else x + _COLUMN // 2
-            to = nowhere if step.target is None else x_of[step.target]
+            to = nowhere if step.target is None else self.lifelines[step.target]
             facts = {each.name: getattr(step, each.name) for each in fields(step)}
             self.steps.append(Arrow(**facts, x=x, to=to, y=_TOP + (number + 1) * _ROW))
         self.width: int = 2 * _MARGIN + max(len(names) - 1, 0) * _COLUMN + _COLUMN // 2
         self.height: int = _TOP + (len(steps) + 1) * _ROW
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -126,7 +126,7 @@ _CHIPS = {
     "comparing": Chip("play", "info", "running", "it compares, or repairs, at this moment"),
     # A group.
     "paused": Chip("hourglass", "warn", "paused", "an operator has paused it: workers begin nothing of it"),
-    "unattended": Chip("stop", "bad", "no worker", "it has messages to consume, and no living worker consumes for it"),
+    "unattended": Chip("stop", "warn", "no worker", "nothing holds it back, and no living worker consumes for it"),
     "open": Chip("stop", "bad", "breaker open", "everything failed lately: nothing is tried until the next trial"),
     "half_open": Chip("half", "warn", "half open", "its breaker is open, and one message is tried, or about to be"),
     # A saga's flow and its commands.

@@ -20,11 +20,12 @@
   applyTheme(theme());
   root.classList.add("js");
 
-  const say = (text) => { const announcer = one("#announcer"); if (announcer) announcer.textContent = text; };
+  const write = (selector, text) => all(selector).forEach((at) => { at.textContent = text; });
+  const say = (text) => write("#announcer", text);
 
   // --- theme, copying ------------------------------------------------------------------------------------------
   const THEMES = { "": "light", light: "dark", dark: "" };
-  const nameTheme = () => all("[data-theme-name]").forEach((at) => { at.textContent = root.dataset.theme || "auto"; });
+  const nameTheme = () => write("[data-theme-name]", root.dataset.theme || "auto");
   const nextTheme = () => { const next = THEMES[root.dataset.theme || ""]; theme(next); applyTheme(next); nameTheme(); };
 
   const copy = async (text) => {
@@ -65,7 +66,7 @@
   let lastBox = null;
   const countChosen = () => {
     const count = chosen().length;
-    all("[data-chosen]").forEach((at) => { at.textContent = count ? `${count} selected` : "Nothing selected"; });
+    write("[data-chosen]", count ? `${count} selected` : "Nothing selected");
     const every = one("[data-pick-all]");
     if (every) { every.checked = count > 0 && count === boxes().length; every.indeterminate = count > 0 && !every.checked; }
     if (!count) all("[name=all]").forEach((box) => { box.checked = false; });
@@ -98,9 +99,7 @@
   const showPace = () => {
     const why = pause();
     const seconds = Math.round((Date.now() - refreshedAt) / 1000);
-    all("[data-updated]").forEach((at) => {
-      at.textContent = failing ? "can’t be reached" : why || (seconds < 2 ? "just updated" : `updated ${seconds} s ago`);
-    });
+    write("[data-updated]", failing ? "can’t be reached" : why || (seconds < 2 ? "just updated" : `updated ${seconds} s ago`));
     return why;
   };
   const tick = () => {
@@ -111,8 +110,7 @@
   const stale = (is) => {
     failing = is;
     all("[data-live]").forEach((region) => region.classList.toggle("stale", is));
-    const banner = one("#stale");
-    if (banner) banner.hidden = !is;
+    all("#stale").forEach((banner) => { banner.hidden = !is; });
   };
 
   // A table that the user reads keeps its rows in their order: new ones are counted, and shown on request.
@@ -315,8 +313,7 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     skew = Date.parse(document.body.dataset.now) - Date.now() || 0;
-    const select = one("#pace");
-    if (select && pace() !== null) select.value = pace();
+    all("#pace").forEach((select) => { select.value = pace() ?? select.value; });
     const flash = one("#flash");
     if (flash) {
       say(flash.textContent.trim());

@@ -29,9 +29,9 @@ from outbox.operator.health.attention import by_weight
 from outbox.operator.health.rules import Diagnosis
 from outbox.operator.health.silences import Silence, Silences, silenced, silences_in
 from outbox.operator.health.subject import Subject, address
-from outbox.operator.health.workers import GroupState, HandlerRow, ProducerRow, WorkerReport, WorkerRow
+from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
-from outbox.text import class_name, message_of, topic_of
+from outbox.text import MASK, class_name, message_of, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -57,12 +57,18 @@ class GroupLag(stats.GroupStats):
     """The numbers of a group in one database; ``lag`` is None where the producer's database isn't registered.
 
     ``rate`` is how many messages a minute the group has consumed lately; None where too little is known. ``eta`` is in
-    how many seconds it has caught up, as it goes at the moment; None where it doesn't, or that isn't known.
+    how many seconds it has caught up, as it goes now; None where it doesn't, or is unknown. ``workers`` consume for it.
     """
 
     database: str
+    workers: int
     rate: float | None = None
     eta: float | None = None
+
+    @property
+    def attended(self) -> bool:
+        """Does any consume for it? One whose messages an application takes itself has no worker that tells of it."""
+        return bool(self.workers or self.taken)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,11 +208,6 @@ class DatabaseHealth(Subject):
             yield from inspections.reconciliations(self)
 
 
-def _within(window: str) -> float:
-    """Return for how long (seconds) after a moment of a window a sample stands for it."""
-    return min(stats.WITHIN, stats.WINDOWS[window][1])
-
-
 def _read(database: Database, window: str, times: list[dt.datetime]) -> DatabaseHealth:
     with database.engine.connect() as connection:
         numbers = stats.stats(connection, database.settings, database.parts, seconds=_SECONDS)
@@ -252,9 +253,11 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
     messages = {(name, topic.topic): topic.messages for name, each in reached.items() for topic in each.numbers.topics}
     groups: dict[tuple[str | None, str], list[GroupLag]] = defaultdict(list)
     for name, each in reached.items():
+        consuming = workers.consuming(each.workers)
         for group in each.numbers.groups:
-            row = GroupLag(**stats.fields_of(group), database=name)
             source, topic_name = source_of(name, group.topic), topic_of(group.topic)
+            at_work = consuming[f"{topic_name} of {group.group}"]
+            row = GroupLag(**stats.fields_of(group), database=name, workers=at_work)
             if row.lag is None and source is not None:
                 row.lag = max((messages[source, topic_name] or 0) - group.consumed, 0)
             groups[source, topic_name].append(row)
@@ -329,13 +332,14 @@ def _charted(topics: Sequence[TopicLag], reached: Mapping[str, DatabaseHealth], 
 
 
 def _add_samples(
-    database: Database, health: DatabaseHealth, charted: _Charted, times: list[dt.datetime], within: float
+    database: Database, health: DatabaseHealth, charted: _Charted, times: list[dt.datetime], window: str
 ) -> None:
     """Read how the numbers were at the moments of the window, and in the last minutes."""
     minute = health.numbers.at.replace(second=0, microsecond=0)
     minutes = [minute - dt.timedelta(minutes=back) for back in range(_RECENT, -1, -1)] if charted.lagging else []
     lagging = list(charted.lagging)
     names = {"topics": list(charted.topics), "groups": list(charted.groups)}
+    within = min(stats.WITHIN, stats.WINDOWS[window][1])
     of_window = stats.SAMPLES_OF(database.schema, edges=times, within=within, **names)
     of_minutes = stats.SAMPLES_OF(database.schema, edges=minutes, within=60.0, topics=lagging, groups=lagging)
     with database.read_only(_SECONDS) as connection:
@@ -351,8 +355,7 @@ def _judge_lags(topic: TopicLag, reached: dict[str, DatabaseHealth], source_of: 
             continue
         details = {"group": group.group, "topic": group.topic, "lag": group.lag}
         details |= {} if group.oldest_lag is None else {"age": group.oldest_lag}
-        # A group whose messages an application takes itself has no worker that tells of it.
-        if not group.taken and not workers.done(each.workers, f"consume {topic_of(group.topic)} of {group.group}"):
+        if not group.attended:
             yield each.finding("group.unconsumed", details)
             continue
         values = stats.lag(recent, group.database, group.topic, group.group, source_of)
@@ -449,14 +452,6 @@ def _reports_in(database: Database) -> list[WorkerReport]:
         return workers.workers_in(connection, database)
 
 
-def _group_states(connection: Connection, database: Database) -> dict[tuple[str | None, str], GroupState]:
-    """Return whether groups go on, by group and topic; those that nothing was ever done to are left out."""
-    if "consumer" not in database.parts:
-        return {}
-    rows = sql.GROUP_STATES.read(connection, database.schema)
-    return {(row["group"], row["topic"]): row["state"] for row in rows}
-
-
 def why_unreachable(error: BaseException) -> str:
     """Return in one line why a database can't be reached; there is no password in it."""
     lines = message_of(getattr(error, "orig", None) or error).strip().splitlines()
@@ -513,7 +508,7 @@ class HealthViews(Silences):
         self._add_ages(topics, reached, source_of)
         for name, charted in _charted(topics, reached, most).items():
             try:
-                _add_samples(self.databases[name], reached[name], charted, times, _within(window))
+                _add_samples(self.databases[name], reached[name], charted, times, window)
             except UNREACHABLE:  # it has no series; that it is away is a finding of the next overview
                 continue
         unreachable = [name for name in (*self.databases, *self.databases.away) if name not in reached]
@@ -591,7 +586,6 @@ class HealthViews(Silences):
             NotFound: neither an offset nor a sample knows the group.
         """
         times: list[dt.datetime] = []
-
         is_known = False
 
         def read(connection: Connection, each: Database) -> list[Row]:
@@ -599,7 +593,8 @@ class HealthViews(Silences):
             ((now,),) = execute(connection, NOW)[0]
             times[:] = times or stats.moments(window, now)[1:]
             path = ["work", topic, group]
-            samples = stats.SAMPLES(each.schema, edges=times, within=_within(window), path=path)
+            # A later sample would be of another minute than that of its moment.
+            samples = stats.SAMPLES(each.schema, edges=times, within=60.0, path=path)
             rows, offsets = execute(connection, samples, stats.HAS_OFFSET(each.schema, group=group, topic=topic))
             is_known |= bool(offsets) or any(text for (text,) in rows)
             return rows
@@ -626,7 +621,8 @@ class HealthViews(Silences):
             with database.read_only() as connection:
                 rows = sql.PRODUCERS.read(connection, database.schema)
             found += [ProducerRow(database.name, **row) for row in rows]
-        return found
+        # A message says by this name where it was sent.
+        return found if self.addresses else [dataclasses.replace(row, name=MASK) for row in found]
 
     def handlers(self) -> list[HandlerRow]:
         """Return the functions registered on the living workers, by kind and topic."""
@@ -634,13 +630,11 @@ class HealthViews(Silences):
         for database in self.databases.values():
             with database.read_only() as connection:
                 found = workers.merged(workers.workers_in(connection, database))
-                states = _group_states(connection, database)
-            rows += [
-                dataclasses.replace(row, state=states.get((row.group, row.topic), "running"))
-                if row.kind == "consumer"
-                else row
-                for row in found
-            ]
+                held = sql.GROUP_STATES.read(connection, database.schema) if "consumer" in database.parts else []
+            states = {(row["group"], row["topic"]): row["state"] for row in held}
+            for row in found:
+                state = states.get((row.group, row.topic), "running") if row.kind == "consumer" else None
+                rows.append(dataclasses.replace(row, state=state))
         return self.shown(rows)
 
     def system(self) -> System:

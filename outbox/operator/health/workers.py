@@ -93,8 +93,9 @@ class WorkerReport:
         return self.row.alive and self.row.is_worker
 
 
-#: Whether a group goes on: ``open`` is one that its breaker has stopped, ``half_open`` one that tries a message.
-GroupState = Literal["running", "paused", "open", "half_open"]
+#: Whether a group goes on: ``open`` is one that its breaker has stopped, ``half_open`` one that tries a message. Of one
+#: that nothing holds back, a list of groups says ``unattended`` if no living worker consumes for it.
+GroupState = Literal["running", "paused", "open", "half_open", "unattended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,15 @@ def done(reports: Iterable[WorkerReport], duty: str) -> bool:
     """Return whether any living worker has this duty."""
     names = [name for worker in reports if worker.row.alive for name in worker.row.duties]
     return any(name == duty or name.startswith(f"{duty} ") for name in names)
+
+
+def consuming(reports: Iterable[WorkerReport]) -> Counter[str]:
+    """Return by ``TOPIC of GROUP`` how many living workers, and servers of RocketMQ's clients, consume for a group."""
+    prefix, found = "consume ", Counter[str]()
+    for duties in (worker.row.duties for worker in reports if worker.row.alive):
+        # One with several lanes has a duty for each, which are numbered.
+        found.update({name.partition(" #")[0].removeprefix(prefix) for name in duties if name.startswith(prefix)})
+    return found
 
 
 #: The name of the lock that a session holds while it appends messages.
