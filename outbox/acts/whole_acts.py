@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
@@ -35,7 +35,6 @@ from outbox.acts.forms import (
 )
 from outbox.acts.messages import ACTS
 from outbox.reader import FLAGS, option, shape_of
-from outbox.text import fields_of
 
 if TYPE_CHECKING:
     from outbox.acts.changes import Actor
@@ -146,7 +145,7 @@ def returned(method: Any) -> Any:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    return fields_of(value) if is_dataclass(value) else {}
+    return {each.name: getattr(value, each.name) for each in fields(value)} if is_dataclass(value) else {}
 
 
 @cache
