@@ -8,17 +8,11 @@ from uuid import UUID
 
 from outbox.database.decision import fence_key
 from outbox.database.execute import Statement, Template
+from outbox.database.sql import jumps
 
-# Jumps from topic to topic in the index: a topic that no checker can be asked about costs the others nothing, however
-# many of its halves are due.
-KNOWN_TOPICS = """
-WITH RECURSIVE known AS (
-    (SELECT topic FROM {s}.half_check WHERE parked_at IS NULL ORDER BY topic LIMIT 1)
-    UNION ALL
-    SELECT (SELECT c.topic FROM {s}.half_check c WHERE c.parked_at IS NULL AND c.topic > k.topic
-             ORDER BY c.topic LIMIT 1)
-      FROM known k WHERE k.topic IS NOT NULL
-)"""
+# A topic that no checker can be asked about costs the others nothing, however many of its halves are due.
+#: The topics that have halves to be checked, as ``known``.
+KNOWN_TOPICS = "\nWITH RECURSIVE " + jumps("known", "{s}.half_check", "topic", where="parked_at IS NULL")
 
 #: Read which topics are due to an ``asker``; None: to checkers of applications. Rows: ``(topic, halves to ask about)``;
 #: topic NULL: are fenced halves due.
@@ -30,7 +24,7 @@ SELECT NULL, EXISTS (SELECT FROM {s}.half_check WHERE fenced AND parked_at IS NU
  UNION ALL
 SELECT topic, EXISTS (SELECT FROM {s}.half_check c WHERE c.topic = known.topic AND c.parked_at IS NULL AND NOT c.fenced
                          AND c.next_check_at <= statement_timestamp() AND c.asker IS NOT DISTINCT FROM %(asker)s)
-  FROM known WHERE topic IS NOT NULL
+  FROM known
 """
 )
 

@@ -38,7 +38,7 @@ from outbox.consumer.sql import (
 from outbox.consumer.subscription import EVERYTHING, event_of, to_entry
 from outbox.database.execute import Row, Statement, Template, execute, read_source
 from outbox.database.session import begin
-from outbox.database.sql import OPEN, REREAD, GroupQueue, plan_by_index
+from outbox.database.sql import OPEN, REREAD, GroupQueue, jumps, plan_by_index
 from outbox.message.model import Status
 from outbox.telemetry.hooks import emit
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from outbox.consumer.subscription import Entry, Subscription
 
+_HELD_IN_FEED = f"consumer_group = %(group)s AND topic = %(topic)s AND {HOLDS_KEY}"
 #: The condition that an inbox row ``m`` holds back the later messages of its key, as far as its group has read.
 _HOLDS = f"{HOLDS_KEY} AND NOT {of_earlier_passage('m')}"
 
@@ -58,7 +59,7 @@ SELECT k FROM unnest((SELECT %(keys)s::text[])) k CROSS JOIN LATERAL (
      WHERE consumer_group = %(group)s AND topic = %(topic)s AND order_key = k AND {_HOLDS}
      LIMIT 1) h
  WHERE EXISTS (SELECT FROM {{s}}.consumer_message
-                WHERE consumer_group = %(group)s AND topic = %(topic)s AND {HOLDS_KEY})
+                WHERE {_HELD_IN_FEED})
 """)
 
 # A row that came in between (a quarantine, the same message in another queue) stays: there is no effect to undo. One of
@@ -80,17 +81,10 @@ ON CONFLICT (consumer_group, message_id) DO UPDATE
    AND c.status IN {REREAD} AND c.discarded_at IS NULL
 """)
 
-# Jumps from key to key in the index: of a key that is held long, thousands may wait.
+# Of a key that is held long, thousands may wait.
+_KEYS = jumps("held", "{s}.consumer_message", "order_key", where=_HELD_IN_FEED)
 _FIRST_OF_EACH_KEY = f"""
-WITH RECURSIVE held AS (
-    (SELECT order_key FROM {{s}}.consumer_message
-      WHERE consumer_group = %(group)s AND topic = %(topic)s AND {HOLDS_KEY} ORDER BY order_key LIMIT 1)
-    UNION ALL
-    SELECT n.order_key FROM held CROSS JOIN LATERAL (
-        SELECT order_key FROM {{s}}.consumer_message m
-         WHERE consumer_group = %(group)s AND topic = %(topic)s AND {HOLDS_KEY} AND m.order_key > held.order_key
-         ORDER BY order_key LIMIT 1) n
-), first AS MATERIALIZED (
+WITH RECURSIVE {_KEYS}, first AS MATERIALIZED (
     SELECT f.* FROM held CROSS JOIN LATERAL (
         SELECT m.message_id, m.order_key, m.status, m.follows FROM {{s}}.consumer_message m
          WHERE consumer_group = %(group)s AND topic = %(topic)s AND {_HOLDS} AND m.order_key = held.order_key

@@ -6,7 +6,7 @@ A notification says that there are new messages in a topic. It carries no truth,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -89,29 +89,43 @@ def topic_sql(feed: str) -> str:
     return f"split_part({feed}, '{OF_SOURCE}', 1)"
 
 
-#: The queues of which each group has an offset, as ``place``; jumps from queue to queue in the primary key, since the
-#: table has a row for each batch.
-GROUP_QUEUES = """
-WITH RECURSIVE place AS (
-    (SELECT consumer_group, topic, queue FROM {s}.consumer_offset
-      ORDER BY consumer_group, topic, queue LIMIT 1)
+def jumps(
+    name: str,
+    table: str,
+    *keys: str,
+    where: str = "true",
+    start: str = "true",
+    selected: str = "",
+    then: Sequence[str] = (),
+    backwards: bool = False,
+) -> str:
+    """Return the part ``name`` of a WITH RECURSIVE: one row for each value of ``keys``, found by jumps in an index.
+
+    PostgreSQL walks through all rows for a DISTINCT. The index of the table begins with the columns that ``where`` has
+    equal to something, and with the keys; one of these may be an ``expression AS name``. ``start`` is the condition of
+    the first row alone: beside it in ``where``, each jump would begin there anew. ``selected`` is the list of columns,
+    if a row has more than the keys. It is the first of its value, in the order of the keys and the columns ``then``; or
+    the last one, ``backwards``. A LIMIT of the query that reads the part ends the jumps.
+    """
+    columns, names = zip(*((key.partition(" AS ")[0], key.rpartition(" AS ")[2]) for key in keys), strict=True)
+    direction, beyond = (" DESC", "<") if backwards else ("", ">")
+    order = ", ".join(f"{column}{direction}" for column in (*names, *then))
+    rows = f"SELECT {selected or ', '.join(keys)} FROM {table} WHERE {where}"
+    last = ", ".join(f"p.{each}" for each in names)
+    return f"""{name} AS (
+    ({rows} AND {start} ORDER BY {order} LIMIT 1)
     UNION ALL
-    SELECT n.* FROM place p CROSS JOIN LATERAL (
-        SELECT consumer_group, topic, queue FROM {s}.consumer_offset o
-         WHERE (o.consumer_group, o.topic, o.queue) > (p.consumer_group, p.topic, p.queue)
-         ORDER BY consumer_group, topic, queue LIMIT 1) n
+    SELECT n.* FROM {name} p CROSS JOIN LATERAL (
+        {rows} AND ({", ".join(columns)}) {beyond} ({last})
+         ORDER BY {order} LIMIT 1) n
 )"""
 
-# Jumps from group to group in the index: with many topics, to walk through all queues would take long.
+
+#: The queues of which each group has an offset, as ``place``: the table has a row for each batch.
+GROUP_QUEUES = "\nWITH RECURSIVE " + jumps("place", "{s}.consumer_offset", "consumer_group", "topic", "queue")
+
 #: All groups that have an offset, as ``one (consumer_group)``.
-OFFSET_GROUPS = """
-WITH RECURSIVE one AS (
-    (SELECT consumer_group FROM {s}.consumer_offset ORDER BY consumer_group LIMIT 1)
-    UNION ALL
-    SELECT n.consumer_group FROM one CROSS JOIN LATERAL (
-        SELECT consumer_group FROM {s}.consumer_offset o WHERE o.consumer_group > one.consumer_group
-         ORDER BY consumer_group LIMIT 1) n
-)"""
+OFFSET_GROUPS = "\nWITH RECURSIVE " + jumps("one", "{s}.consumer_offset", "consumer_group")
 
 # What a later reset or a log that went back has cut off is read again, or is gone.
 #: The ranges of positions that a group will never read, since an operator had it skip them, as ``skipped (queue,

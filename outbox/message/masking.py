@@ -22,7 +22,7 @@ from urllib.parse import unquote_plus
 
 from outbox.errors import InvalidMessage
 from outbox.message.content import Codecs, is_json
-from outbox.text import MASK, without
+from outbox.text import MASK, fields_of, without
 
 #: Of a word, its beginning; and what a number is called.
 _ANY, _NO = r"[^\W_]*", "_?(numbers?|nums?|nos?|nrs?)"
@@ -159,8 +159,7 @@ def _letters(name: str, form: Literal["NFKC", "NFKD"], left_out: Collection[str]
 def cleaned(value: Any, secrets: Collection[str], *, is_text: bool = False) -> Any:
     """Return a view, or a JSON document in one (``is_text``), without the secrets that its texts quote."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-        return dataclasses.replace(value, **cleaned(inner, secrets))
+        return dataclasses.replace(value, **cleaned(fields_of(value), secrets))
     if isinstance(value, dict):
         return {
             without(name, secrets) if is_text and isinstance(name, str) else name: cleaned(

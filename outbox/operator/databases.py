@@ -28,7 +28,7 @@ from outbox.errors import (
 )
 from outbox.operator.look.redactor import Redactor
 from outbox.settings import Settings
-from outbox.text import without_addresses
+from outbox.text import fields_of, without_addresses
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -245,7 +245,7 @@ def _shown_texts(value: Any) -> Any:
         return {name: _shown_text(name, each) for name, each in value.items()}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    fields = fields_of(value)
     changed = {name: _shown_text(name, each) for name, each in fields.items()}
     return dataclasses.replace(value, **{name: each for name, each in changed.items() if each is not fields[name]})
 

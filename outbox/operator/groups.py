@@ -34,11 +34,10 @@ from outbox.operator.control import GroupControl, controls_in, knowing, no_group
 from outbox.operator.databases import CALLER, PATIENCE, Database
 from outbox.operator.health import sql as health_sql
 from outbox.operator.health.overview import GroupLag, HealthViews
-from outbox.operator.health.stats import fields_of
 from outbox.operator.health.workers import CONSUMING, consuming, merged, workers_in
 from outbox.operator.sources import SourceIdentity, identity_of, met_in, source_of
 from outbox.reader import DURATION, seconds_of
-from outbox.text import counted, topic_of
+from outbox.text import counted, fields_of, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from outbox.database.duty import DECIDE, SEND, Duty
 from outbox.database.execute import Statement, Template, in_schema
+from outbox.database.sql import jumps
 from outbox.message.content import SENDER_HEADER
 from outbox.message.model import HalfMessage, Preparation
 from outbox.text import process_name
@@ -123,22 +124,16 @@ SELECT set_config('outbox.' || name, current_setting(name), true), set_config(na
 #: Have the planner work as before `plan_by_index_until_back`.
 PLAN_BACK: Statement = Statement(f"SELECT set_config(name, current_setting('outbox.' || name), true) FROM {_PLANNER}")
 
-# Jumps from topic to topic in the index of the check, and stops in each at the limit. Backwards: decided halves are
-# dead in the index until a vacuum can take them, and mostly older than those that wait.
+# Backwards: decided halves are dead in the index until a vacuum can take them, and mostly older than those that wait.
+_TOPICS = jumps("known", "{s}.half_check", "topic", where="parked_at IS NULL", then=["next_check_at"], backwards=True)
 #: Find topics with ``least`` undecided halves at least, parked ones aside, counted to ``limit`` in each.
 #: Rows: ``(topic, halves)``.
-undecided: Template = Template("""
-WITH RECURSIVE known AS (
-    (SELECT topic FROM {s}.half_check WHERE parked_at IS NULL ORDER BY topic DESC, next_check_at DESC LIMIT 1)
-    UNION ALL
-    SELECT (SELECT c.topic FROM {s}.half_check c WHERE c.parked_at IS NULL AND c.topic < k.topic
-             ORDER BY c.topic DESC, c.next_check_at DESC LIMIT 1)
-      FROM known k WHERE k.topic IS NOT NULL
-), counted AS MATERIALIZED (
-    SELECT topic, (SELECT count(*) FROM (SELECT FROM {s}.half_check c
+undecided: Template = Template(f"""
+WITH RECURSIVE {_TOPICS}, counted AS MATERIALIZED (
+    SELECT topic, (SELECT count(*) FROM (SELECT FROM {{s}}.half_check c
                     WHERE c.topic = known.topic AND c.parked_at IS NULL
                     ORDER BY c.next_check_at DESC LIMIT %(limit)s) w) AS waiting
-      FROM known WHERE topic IS NOT NULL
+      FROM known
 )
 SELECT topic, waiting FROM counted WHERE waiting >= %(least)s
 """)

@@ -22,7 +22,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from outbox.database.execute import CONTENDED, STATEMENT_CANCELLED, execute, sqlstate, statement
-from outbox.database.sql import limits
+from outbox.database.sql import jumps, limits
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -54,21 +54,16 @@ class Rewritten:
 
 CURSORS = Rewritten("dispatch_cursor", "SELECT * FROM {s}.dispatch_cursor ORDER BY id DESC LIMIT 1")
 
-# Jumps from queue to queue in the index, to the newest offset of each.
-OFFSETS = Rewritten(
-    "consumer_offset",
-    """
-WITH RECURSIVE newest AS (
-    (SELECT o.* FROM {s}.consumer_offset o
-      ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, starts DESC LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM newest p CROSS JOIN LATERAL (
-        SELECT o.* FROM {s}.consumer_offset o
-         WHERE (o.consumer_group, o.topic, o.queue) < (p.consumer_group, p.topic, p.queue)
-         ORDER BY consumer_group DESC, topic DESC, queue DESC, position DESC, starts DESC LIMIT 1) n
+# The newest offset of each queue.
+_NEWEST = jumps(
+    "newest",
+    "{s}.consumer_offset",
+    *("consumer_group", "topic", "queue"),
+    selected="*",
+    then=["position", "starts"],
+    backwards=True,
 )
-SELECT * FROM newest""",
-)
+OFFSETS = Rewritten("consumer_offset", f"WITH RECURSIVE {_NEWEST} SELECT * FROM newest")
 
 # Checks of decided halves are deleted already, and only in the way.
 CHECKS = Rewritten("half_check", "SELECT * FROM {s}.half_check", size=1 << 19)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from outbox.database.execute import Statement, Template, in_schema, statement
+from outbox.database.sql import jumps
 from outbox.message.ids import FIRST_BUSINESS_ID
 
 #: What names a row that is kept: its group ("" in a producer's tables) and its message id.
@@ -126,22 +127,14 @@ settled_business_halves: Template = _delete_settled(
     last="ARRAY[xid::text, id::text] FROM old ORDER BY xid DESC, id DESC",
 )
 
-# The queues that have messages in a segment: jumps from queue to queue in the index.
-_QUEUES = """
-queue_of AS (
-    (SELECT topic, queue FROM {message} ORDER BY topic, queue LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM queue_of p CROSS JOIN LATERAL (
-        SELECT topic, queue FROM {message} m WHERE (m.topic, m.queue) > (p.topic, p.queue)
-         ORDER BY topic, queue LIMIT 1) n
-)"""
+# The queues that have messages in a segment.
+_QUEUES = f"WITH RECURSIVE {jumps('queue_of', '{message}', 'topic', 'queue')}"
 
 # The same as in `settled_halves`, for a whole segment at once: by the index of open halves, and by that of the queues.
 # A group that gets its first cursor while a segment is emptied isn't waited for yet.
 #: Read which messages of a segment known groups have yet to consume, some ``limit``. Rows: ``(id,)``.
 UNDELIVERED: str = (
-    "WITH RECURSIVE"
-    + _QUEUES
+    _QUEUES
     + f", {_KNOWN}"
     + f"""
 (SELECT half_id FROM {{delivery}} d
@@ -162,8 +155,7 @@ UNDELIVERED: str = (
 #: Look a producer's segment through. Rows: ``(snapshot, halves, ids to be kept, topics, queues, last positions)``; of
 #: the ids ``limit`` at most, and maybe None, as the queues may be.
 SURVEY: str = (
-    "WITH RECURSIVE"
-    + _QUEUES
+    _QUEUES
     + """, ends AS MATERIALIZED (
     SELECT topic, queue,
            (SELECT max(position) FROM {message} m WHERE m.topic = p.topic AND m.queue = p.queue) AS last,
@@ -201,8 +193,7 @@ SELECT pg_current_snapshot()::text, (SELECT count(*) FROM {half_message}), (SELE
 # segment: positions only grow, and the batches that append them come one after another.
 #: Read what must be kept besides, since a survey. Rows: ``("", id)``.
 CHANGED: str = (
-    "WITH RECURSIVE"
-    + _QUEUES
+    _QUEUES
     + """
 SELECT '', half_id FROM {op_message} WHERE xid >= pg_snapshot_xmax(%(snapshot)s::pg_snapshot)
  UNION

@@ -15,7 +15,6 @@ there is a hook: a batch of messages costs nothing more where nothing listens.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, dat
 from uuid import UUID
 
 from outbox.message.answer import CalledKind, is_from_outside
-from outbox.text import shown, tellable
+from outbox.text import fields_of, shown, tellable
 
 if TYPE_CHECKING:
     from outbox.message.model import HalfMessage, Message, Orphan
@@ -65,9 +64,7 @@ class TelemetryEvent:
 
     def facts(self) -> dict[str, Any]:
         """Return its fields but for the error, with ids as texts: what its record and JSON hold."""
-        return {
-            each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self) if each.name != "error"
-        }
+        return {name: _plain(value) for name, value in fields_of(self).items() if name != "error"}
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, create_engine
 from outbox.acts.changes import MessageStatus
 from outbox.acts.messages import act_named
 from outbox.database.execute import Statement, execute, statement
-from outbox.database.sql import plan_by_index
+from outbox.database.sql import jumps, plan_by_index
 from outbox.embedded import ServerLike
 from outbox.message.model import Status, uuid7
 from outbox.operator.bulk import sql as bulk_sql
@@ -83,6 +83,27 @@ OF_ONE_TOPIC = """
 INSERT INTO outbox.half_message (id, topic, key, headers, content_type, body, producer_group)
 SELECT gen_random_uuid(), 't', 'k' || mod(n, 10), '{}', 'application/json', '', 'tests' FROM generate_series(1, 20000) n
 """
+#: 4,000 visits, in five streets of each of three towns.
+VISITS = """
+CREATE TEMP TABLE visit (town text, street int, house int, guest text, ended boolean);
+INSERT INTO visit SELECT chr(97 + n %% 3), n %% 5, n, CASE WHEN n %% 2 = 0 THEN 'g' || n %% 4 END, n %% 7 = 0
+  FROM generate_series(1, 4000) n;
+CREATE INDEX ON visit (town, street, house);
+CREATE INDEX ON visit (town, coalesce(guest, '-')) WHERE NOT ended
+"""
+GUEST = "coalesce(guest, '-')"
+STREETS = jumps("place", "visit", "town", "street")
+#: Queries that jump, and what finds the same.
+JUMPS = [
+    (STREETS, "SELECT DISTINCT town, street FROM visit ORDER BY 1, 2"),
+    (jumps("place", "visit", "town", where="town = 'z'"), "SELECT town FROM visit WHERE town = 'z'"),
+    (jumps("place", "visit", "street", where="town = 'b'", start="street >= 2", selected="town, street"),
+     "SELECT DISTINCT town, street FROM visit WHERE town = 'b' AND street >= 2 ORDER BY 2"),
+    (jumps("place", "visit v", "town", f"{GUEST} AS name", where="NOT v.ended"),
+     f"SELECT DISTINCT town, {GUEST} FROM visit WHERE NOT ended ORDER BY 1, 2"),
+    (jumps("place", "visit", "town", "street", selected="*", then=["house"], backwards=True),
+     "SELECT DISTINCT ON (town, street) * FROM visit ORDER BY town DESC, street DESC, house DESC"),
+]  # fmt: skip
 #: How often a statement about halves was planned for all values, and for its own.
 PLANS = """
 SELECT sum(generic_plans)::int, sum(custom_plans)::int FROM pg_prepared_statements
@@ -102,9 +123,10 @@ def connection(server: ServerLike, template: str) -> Iterator[Connection]:
         yield connection
 
 
-def plan_of(connection: Connection, statement: Statement) -> Iterator[dict[str, Any]]:
+def plan_of(connection: Connection, statement: Statement, options: str = "") -> Iterator[dict[str, Any]]:
     """Yield all nodes of the plan of a statement."""
-    (((plan,),),) = execute(connection, Statement(f"EXPLAIN (FORMAT JSON) {statement.sql}", statement.values))
+    explain = f"EXPLAIN (FORMAT JSON{options}) {statement.sql}"
+    (((plan,),),) = execute(connection, Statement(explain, statement.values))
     yield from nodes((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"])
 
 
@@ -125,6 +147,19 @@ def test_plans(connection: Connection) -> None:
         if node["Node Type"] in {"Seq Scan", "Merge Join", "Hash Join"}
     ]
     assert wrong == []
+
+
+def test_jumps_find_each_value_once(connection: Connection) -> None:
+    """Each by a look into an index that ends at one row; the last one finds none."""
+    execute(connection, *map(Statement, VISITS.split(";\n")))
+    for part, same in JUMPS:
+        jump = Statement(f"WITH RECURSIVE {part} SELECT * FROM place LIMIT 9")
+        found, expected = execute(connection, jump, Statement(f"{same} LIMIT 9"))
+        assert found == expected
+        looks = [node for node in plan_of(connection, jump, ", ANALYZE") if node.get("Relation Name") == "visit"]
+        assert {node["Node Type"] for node in looks} <= {"Index Scan", "Index Only Scan"}
+        assert all(node["Actual Rows"] <= 1 and not node.get("Rows Removed by Filter") for node in looks)
+        assert sum(node["Actual Loops"] for node in looks) <= len(found) + 1
 
 
 def matched(wanted: MessageFilter, edge: UUID | None) -> Statement:

@@ -31,7 +31,7 @@ from outbox.operator.health.silences import Silence, Silences, silenced, silence
 from outbox.operator.health.subject import Subject, address
 from outbox.operator.health.workers import HandlerRow, ProducerRow, WorkerReport, WorkerRow
 from outbox.operator.sources import Met, SourceIdentity, identity_of, met_in, source_of
-from outbox.text import MASK, class_name, message_of, topic_of
+from outbox.text import MASK, class_name, fields_of, message_of, topic_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -194,15 +194,15 @@ class DatabaseHealth(Subject):
         """Judge the rows read here."""
         yield from inspections.workers(self)
         yield from inspections.locks(self)
-        yield from self.judge(_TOPIC_RULES, map(stats.fields_of, self.numbers.topics))
+        yield from self.judge(_TOPIC_RULES, map(fields_of, self.numbers.topics))
         if "producer" in self.parts:
             yield from inspections.checks(self)
             yield from inspections.confirming(self)
             yield from inspections.paused_topics(self)
             yield from inspections.schedules(self)
-            yield from self.judge(["saga.overdue"], map(stats.fields_of, self.numbers.sagas))
+            yield from self.judge(["saga.overdue"], map(fields_of, self.numbers.sagas))
         yield from inspections.bulk_jobs(self)
-        yield from self.judge(_GROUP_RULES, map(stats.fields_of, self.numbers.groups))
+        yield from self.judge(_GROUP_RULES, map(fields_of, self.numbers.groups))
         if "consumer" in self.parts:
             yield from inspections.stopped_groups(self)
             yield from inspections.reconciliations(self)
@@ -257,13 +257,13 @@ def _topics(reached: dict[str, DatabaseHealth], source_of: stats.SourceOf) -> li
         for group in each.numbers.groups:
             source, topic_name = source_of(name, group.topic), topic_of(group.topic)
             at_work = consuming[f"{topic_name} of {group.group}"]
-            row = GroupLag(**stats.fields_of(group), database=name, workers=at_work)
+            row = GroupLag(**fields_of(group), database=name, workers=at_work)
             if row.lag is None and source is not None:
                 row.lag = max((messages[source, topic_name] or 0) - group.consumed, 0)
             groups[source, topic_name].append(row)
     topics = [
         TopicLag(
-            **stats.fields_of(topic),
+            **fields_of(topic),
             database=name,
             queues=each.queues.get(topic.topic),
             groups=groups.pop((name, topic.topic), []),
@@ -526,7 +526,7 @@ class HealthViews(Silences):
             findings=self.shown(by_weight(silenced(findings, silences))),
             topics=topics,
             sagas=[
-                SagaNumbers(**stats.fields_of(saga), database=name)
+                SagaNumbers(**fields_of(saga), database=name)
                 for name, each in reached.items()
                 for saga in each.numbers.sagas
             ],

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from outbox.check.sql import KNOWN_TOPICS
 from outbox.database.execute import Statement, Template
-from outbox.database.sql import ALIVE, GROUP_QUEUES, HALF_MISSING, JOINED_SOURCE, SENDS_LATELY, number, topic_sql
+from outbox.database.sql import (
+    ALIVE,
+    GROUP_QUEUES,
+    HALF_MISSING,
+    JOINED_SOURCE,
+    SENDS_LATELY,
+    jumps,
+    number,
+    topic_sql,
+)
 from outbox.dispatch.sql import Cursor
 from outbox.operator.databases import Query
 from outbox.relay.intake.gaps import GRACE, SPANS
@@ -37,7 +46,7 @@ SELECT k.topic, f.*,
        EXISTS (SELECT FROM (SELECT c.check_times FROM {{s}}.half_check c
                              WHERE c.topic = k.topic AND c.parked_at IS NULL AND NOT c.fenced AND c.asker IS NULL
                              ORDER BY c.next_check_at DESC LIMIT %(limit)s) l WHERE check_times > 0)
-  FROM (SELECT topic FROM known WHERE topic IS NOT NULL LIMIT %(limit)s) k
+  FROM (SELECT topic FROM known LIMIT %(limit)s) k
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE native), count(*) FILTER (WHERE native AND due),
               count(*) FILTER (WHERE native AND late), count(*) FILTER (WHERE unasked),
@@ -261,25 +270,18 @@ SELECT quote_ident(current_user), quote_ident(pg_get_userbyid(c.relowner)),
   FROM pg_class c WHERE c.oid = '{s}.half_message'::regclass
 """)
 
-# Jumps from group to group in the primary key, and looks at some rows of each.
+_IN_SEGMENT = "message_id >= %(first)s AND message_id < %(end)s"
+_HOLDERS = jumps("place", "{s}.consumer_message", "consumer_group", where=_IN_SEGMENT)
 #: Read which pairs have inbox rows in a range of ids, a segment, and haven't told what their producers have of it;
 #: ``limit`` rows of each group are looked at. Rows: ``(group, topic)``.
-HOLDING = Template("""
-WITH RECURSIVE place AS (
-    (SELECT consumer_group FROM {s}.consumer_message
-      WHERE message_id >= %(first)s AND message_id < %(end)s ORDER BY 1 LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM place p CROSS JOIN LATERAL (
-        SELECT consumer_group FROM {s}.consumer_message m
-         WHERE message_id >= %(first)s AND message_id < %(end)s AND m.consumer_group > p.consumer_group
-         ORDER BY 1 LIMIT 1) n
-)
+HOLDING = Template(f"""
+WITH RECURSIVE {_HOLDERS}
 SELECT DISTINCT p.consumer_group, r.topic
   FROM place p CROSS JOIN LATERAL (
-       SELECT topic FROM {s}.consumer_message m
-        WHERE message_id >= %(first)s AND message_id < %(end)s AND m.consumer_group = p.consumer_group
+       SELECT topic FROM {{s}}.consumer_message m
+        WHERE {_IN_SEGMENT} AND m.consumer_group = p.consumer_group
         LIMIT %(limit)s) r
- WHERE NOT EXISTS (SELECT FROM {s}.segment_hold h
+ WHERE NOT EXISTS (SELECT FROM {{s}}.segment_hold h
                     WHERE h.consumer_group = p.consumer_group AND h.topic = r.topic AND h.first_id = %(first)s)
  ORDER BY 1, 2
 """)
@@ -447,16 +449,11 @@ SELECT consumer_group, topic, count(DISTINCT m.id),
  GROUP BY 1, 2 ORDER BY 1, 2
 """)
 
-# Jumps from pair to pair in the index of their runs: few of ten thousand groups are reconciled.
-_RECONCILED = """
-WITH RECURSIVE pair AS (
-    (SELECT topic, consumer_group FROM {s}.reconciliation_run ORDER BY topic, consumer_group LIMIT 1) UNION ALL
-    SELECT n.* FROM pair p CROSS JOIN LATERAL (
-        SELECT topic, consumer_group FROM {s}.reconciliation_run r
-         WHERE (topic, consumer_group) > (p.topic, p.consumer_group) ORDER BY topic, consumer_group LIMIT 1) n
-), reconciled AS (
+# Few of ten thousand groups are reconciled.
+_RECONCILED = f"""
+WITH RECURSIVE {jumps("pair", "{s}.reconciliation_run", "topic", "consumer_group")}, reconciled AS (
     SELECT * FROM pair p
-     WHERE EXISTS (SELECT FROM {s}.consumer_offset WHERE consumer_group = p.consumer_group AND topic = p.topic))"""
+     WHERE EXISTS (SELECT FROM {{s}}.consumer_offset WHERE consumer_group = p.consumer_group AND topic = p.topic))"""
 
 # A follower's run ends after a day, and another one goes on.
 #: The state of a group by the reconciliation that follows the log, and how long ago (seconds) it looked: a part of

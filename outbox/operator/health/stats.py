@@ -14,7 +14,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -164,17 +164,6 @@ class Stats:
     groups: list[GroupStats]
     sagas: list[SagaStats] = field(default_factory=list)
     offsets: list[Row] = field(default_factory=list)
-
-
-def fields_of(row: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, as they are: of ten thousand rows, deep copies take seconds."""
-    of: Any = type(row)
-    return {name: getattr(row, name) for name in _names(of)}
-
-
-@cache
-def _names(of: Any) -> tuple[str, ...]:
-    return tuple(each.name for each in dataclasses.fields(of))
 
 
 def stats(connection: Connection, settings: Settings, parts: Collection[str], *, seconds: float = 10.0) -> Stats:

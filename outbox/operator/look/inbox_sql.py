@@ -15,7 +15,7 @@ from uuid import UUID
 
 from outbox.consumer.sql import HOLDS_KEY
 from outbox.database.execute import Statement, Template, statement
-from outbox.database.sql import ALONE, FEEDS, OFFSET_GROUPS, OPEN, SETTLED
+from outbox.database.sql import ALONE, FEEDS, OFFSET_GROUPS, OPEN, SETTLED, jumps
 from outbox.message.model import Status
 from outbox.operator.look.paging import count_of, first_line, fitting
 from outbox.operator.model import InboxFilter
@@ -62,32 +62,13 @@ _ROW = f"""m.consumer_group, m.message_id, m.topic, m.queue, m.position, m.statu
 SHORT_ROW = _ROW.replace("{error}", first_line("m.last_error"))
 FULL_ROW = _ROW.replace("{error}", "m.last_error")
 
-# Places are found by jumps in an index. Next to an equality on the group, a comparison of rows would have it read
-# from the group's beginning each time, hence the two ways to say what comes next.
-_PARKED_PAIRS = """
-place AS (
-    (SELECT consumer_group, topic FROM {s}.consumer_message
-      WHERE status = 'parked' {of_group} ORDER BY consumer_group, topic LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM place p CROSS JOIN LATERAL (
-        SELECT consumer_group, topic FROM {s}.consumer_message c WHERE status = 'parked' AND {next}
-         ORDER BY consumer_group, topic LIMIT 1) n
-)"""
-_NEXT_PAIR = "(c.consumer_group, c.topic) > (p.consumer_group, p.topic)"
-_NEXT_TOPIC = "c.consumer_group = p.consumer_group AND c.topic > p.topic"
+_INBOX = "{s}.consumer_message"
 _ONE_GROUP = "place AS (SELECT %(group)s::text AS consumer_group, ''::text AS topic)"
 
 _OF_TOPIC = f"place AS (SELECT %(group)s::text AS consumer_group, unnest({FEEDS}) AS topic)"
 
 #: The groups that have rows in the inbox.
-GROUPS = """
-place AS (
-    (SELECT consumer_group, ''::text AS topic FROM {s}.consumer_message ORDER BY consumer_group LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM place p CROSS JOIN LATERAL (
-        SELECT consumer_group, ''::text FROM {s}.consumer_message c
-         WHERE c.consumer_group > p.consumer_group ORDER BY consumer_group LIMIT 1) n
-)"""
+GROUPS = jumps("place", _INBOX, "consumer_group", selected="consumer_group, ''::text AS topic")
 
 # The rows after the position in one place. A tie in the id is looked at row by row; it is one row more than the share.
 _IN_PAIR = """{s}.consumer_message m
@@ -239,7 +220,23 @@ def _pairs(criteria: InboxQuery, source: Source) -> str:
         return GROUPS if criteria.group is None else _ONE_GROUP
     if criteria.group is not None and criteria.topic is not None:
         return _OF_TOPIC
-    return _PARKED_PAIRS.replace("{next}", _NEXT_PAIR if criteria.group is None else _NEXT_TOPIC)
+    return _topic_jumps("place", _INBOX, "topic", where="status = 'parked'", group=criteria.group)
+
+
+def _topic_jumps(
+    name: str, table: str, *keys: str, group: str | None, topic: str | None = None, where: str = "true"
+) -> str:
+    """Return the part of the values of ``keys``, the first of which is the topic, in all groups or in one.
+
+    In one group, those of a topic and its feeds alone, and of few others.
+    """
+    if group is None:
+        return jumps(name, table, "consumer_group", *keys, where=where)
+    # Next to an equality on the group, a comparison of rows with a group in them would have it read from the group's
+    # beginning each time.
+    up_to, start = ("true", "true") if topic is None else (_UP_TO_FEEDS, "topic >= %(topic)s")
+    where = f"{where} AND consumer_group = %(group)s AND {up_to}"
+    return jumps(name, table, *keys, where=where, start=start, selected=", ".join(("consumer_group", *keys)))
 
 
 def window_of(criteria: InboxQuery) -> int:
@@ -289,25 +286,13 @@ _ENDS = 50
 _DEAD_KIND = f"coalesce(c.error_kind, '{UNCLASSIFIED}'::text)"
 _DEAD = "c.status = 'parked' AND c.discarded_at IS NULL"
 
-# Jumps from kind to kind in the index; how it says what comes next: see `_PARKED_PAIRS`.
-_KINDS = f"""
-WITH RECURSIVE kind AS (
-    (SELECT c.consumer_group, c.topic, {_DEAD_KIND} AS kind, 1 AS number FROM {{s}}.consumer_message c
-      WHERE {_DEAD} {{first}} ORDER BY c.consumer_group, c.topic, {_DEAD_KIND} LIMIT 1)
-    UNION ALL
-    SELECT n.*, k.number + 1 FROM kind k CROSS JOIN LATERAL (
-        SELECT c.consumer_group, c.topic, {_DEAD_KIND} FROM {{s}}.consumer_message c
-         WHERE {_DEAD} AND {{next}}
-         ORDER BY c.consumer_group, c.topic, {_DEAD_KIND} LIMIT 1) n
-     WHERE k.number < %(most)s
-), chosen AS MATERIALIZED (
-    SELECT consumer_group, topic, kind FROM kind WHERE {{of_topic}}
+_KINDS = """
+WITH RECURSIVE {kinds}, chosen AS MATERIALIZED (
+    SELECT * FROM (SELECT * FROM kind LIMIT %(most)s) k WHERE {of_topic}
 )"""
 
-_NEXT = f"(c.consumer_group, c.topic, {_DEAD_KIND}) > (k.consumer_group, k.topic, k.kind)"
-_NEXT_OF_GROUP = f"c.consumer_group = k.consumer_group AND (c.topic, {_DEAD_KIND}) > (k.topic, k.kind)"
 # Behind a topic and its feeds in the index, and before all others but some with more of what isn't a letter.
-_UP_TO_FEEDS = f"c.topic < %(topic)s || '{chr(ord(OF_SOURCE) + 1)}'"
+_UP_TO_FEEDS = f"topic < %(topic)s || '{chr(ord(OF_SOURCE) + 1)}'"
 
 _DEAD_LIST = f"{_KINDS} SELECT consumer_group, topic, kind FROM chosen"
 
@@ -388,14 +373,12 @@ SELECT n.consumer_group, n.topic, n.error_kind, n.note, n.owner, n.written_by, n
 
 
 def _of_kinds(sql: str, schema: str, group: str | None, topic: str | None, values: dict[str, object]) -> Statement:
-    first, coming = "", _NEXT
-    if group is not None:
-        first, coming = "AND c.consumer_group = %(group)s", _NEXT_OF_GROUP
-        if topic is not None:
-            first, coming = f"{first} AND c.topic >= %(topic)s AND {_UP_TO_FEEDS}", f"{coming} AND {_UP_TO_FEEDS}"
     of_topic = f"topic = ANY ({FEEDS})" if topic is not None else "true"
     values |= {"group": group, "topic": topic, "most": MOST}
-    return statement(schema, sql, values, first=first, next=coming, of_topic=of_topic)
+    found = _topic_jumps(
+        *("kind", f"{_INBOX} c", "topic", f"{_DEAD_KIND} AS kind"), where=_DEAD, group=group, topic=topic
+    )
+    return statement(schema, sql, values, kinds=found, of_topic=of_topic)
 
 
 # --- what became of messages since ----------------------------------------------------------------------
@@ -408,17 +391,8 @@ SELECT t.topic, one.consumer_group FROM one CROSS JOIN unnest(%(topics)s::text[]
                   AND o.topic > t.topic || '{OF_SOURCE}' AND o.topic < t.topic || '{chr(ord(OF_SOURCE) + 1)}')
  ORDER BY 1, 2
 """
-# Jumps from queue to queue in the primary key: those of other groups may be many.
 _OFFSETS = """
-WITH RECURSIVE place AS (
-    (SELECT topic, queue FROM {s}.consumer_offset c WHERE consumer_group = %(group)s {of_topic}
-      ORDER BY topic, queue LIMIT 1)
-    UNION ALL
-    SELECT n.* FROM place p CROSS JOIN LATERAL (
-        SELECT topic, queue FROM {s}.consumer_offset c
-         WHERE consumer_group = %(group)s AND (c.topic, c.queue) > (p.topic, p.queue) {of_topic}
-         ORDER BY topic, queue LIMIT 1) n
-)
+WITH RECURSIVE {places}
 SELECT p.topic, p.queue, (SELECT max(position) FROM {s}.consumer_offset o
                            WHERE o.consumer_group = %(group)s AND o.topic = p.topic AND o.queue = p.queue)
   FROM place p ORDER BY 1, 2
@@ -427,20 +401,13 @@ SELECT p.topic, p.queue, (SELECT max(position) FROM {s}.consumer_offset o
 
 def offsets(schema: str, group: str, topic: str | None) -> Statement:
     """Find how far a group has read the queues of all its topics, or of one. Rows: ``(topic, queue, position)``."""
-    of_topic = "" if topic is None else f"AND c.topic >= %(topic)s AND {_UP_TO_FEEDS}"
-    return statement(schema, _OFFSETS, {"group": group, "topic": topic}, of_topic=of_topic)
+    found = _topic_jumps("place", "{s}.consumer_offset", "topic", "queue", group=group, topic=topic)
+    return statement(schema, _OFFSETS, {"group": group, "topic": topic}, places=found)
 
 
 #: The first groups, and the first topics that groups read, ``most`` of each. Rows: ``(group or NULL, topic or NULL)``.
-FIRST_NAMES = f"""{OFFSET_GROUPS}, pair AS (
-    (SELECT consumer_group, topic, 1 AS number FROM {{s}}.consumer_offset ORDER BY consumer_group, topic LIMIT 1)
-    UNION ALL
-    SELECT n.consumer_group, n.topic, pair.number + 1 FROM pair CROSS JOIN LATERAL (
-        SELECT consumer_group, topic FROM {{s}}.consumer_offset o
-         WHERE (o.consumer_group, o.topic) > (pair.consumer_group, pair.topic)
-         ORDER BY consumer_group, topic LIMIT 1) n WHERE pair.number < %(most)s
-)
-(SELECT consumer_group, NULL FROM one LIMIT %(most)s) UNION ALL SELECT NULL, topic FROM pair
+FIRST_NAMES = f"""{OFFSET_GROUPS}, {jumps("pair", "{s}.consumer_offset", "consumer_group", "topic")}
+(SELECT consumer_group, NULL FROM one LIMIT %(most)s) UNION ALL (SELECT NULL, topic FROM pair LIMIT %(most)s)
 """
 
 #: Which of these messages a group is done with, or will try by itself: they failed, or wait. Rows: ``(id,)``.

@@ -73,7 +73,7 @@ from outbox.reconcile.rows import (
     to_uuids,
 )
 from outbox.reconcile.tables import InboxState, ProducerState
-from outbox.text import counted, duration, key_text, plain, whole
+from outbox.text import counted, duration, fields_of, key_text, plain, whole
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -424,9 +424,7 @@ def _lag(lag: Lag | None) -> dict[str, Any] | None:
 
 
 def _finding(finding: Finding, now: dt.datetime) -> dict[str, Any]:
-    # Shallow, and not dataclasses.asdict, which would copy each value of each of perhaps a hundred thousand.
-    names = (field.name for field in dataclasses.fields(finding) if field.name not in DIGESTS)
-    fields = {name: getattr(finding, name) for name in names}
+    fields = {name: value for name, value in fields_of(finding).items() if name not in DIGESTS}
     kind, id_ = fields.pop("outcome"), fields.pop("id")
     return {"id": id_, "kind": kind, "sentence": sentence_of(finding, now), "since": finding.since, **fields}
 
