@@ -148,6 +148,18 @@ def test_what_the_database_would_answer_otherwise_is_sparks(
     assert len(rows) == 20
 
 
+@pytest.mark.parametrize("name", ["since", "after", "until", "before"])
+def test_a_filter_on_times_is_exact_where_a_clock_went_back(
+    options: Callable[..., LogOptions], town: Town, name: str
+) -> None:
+    """What isn't in the order of its positions is found, and left out, all the same."""
+    town.at_producer("UPDATE {s}.message SET visible_at = visible_at - interval '1 hour' WHERE position IN (2, 3)")
+    whole, _ = rows_of(options())
+    for row in whole[::5]:
+        filter_, fits = PUSHED[name](row)
+        assert rows_of(options(), [filter_])[0] == [each for each in whole if fits(each)]
+
+
 def test_a_table_begins_and_ends_where_it_is_said(options: Callable[..., LogOptions]) -> None:
     """By a time, by a position, by positions of queues; the end isn't in it."""
     whole, _ = rows_of(options())

@@ -17,7 +17,6 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
@@ -291,18 +290,19 @@ class TopicLog:
         )
 
     def within(self, start: LogOffset, end: LogOffset) -> tuple[LogOffset, LogOffset]:
-        """Return what lies between two offsets as far as the conditions on queues, positions and times allow."""
+        """Return what lies between two offsets as far as the conditions on queues and positions allow.
+
+        Not those on times: a clock may have gone back, and a filter is to be exact.
+        """
         of_queues = [each for each in self.conditions if each.column == "queue"]
         end = {queue: each for queue, each in end.items() if all(of.allows(int(queue)) for of in of_queues)}
-        for column, step in _STEPS.items():
-            for _, sign, value in (each for each in self.conditions if each.column == column):
-                with suppress(OverflowError):  # nothing is that late: it bounds nothing
-                    if sign in {"=", ">", ">="}:
-                        bound = self.end(_least(value + step if sign == ">" else value))
-                        start = {queue: max(each, bound[queue], key=_reached) for queue, each in start.items()}
-                    if sign in {"=", "<", "<="}:
-                        bound = self.end(_least(value if sign == "<" else value + step))
-                        end = {queue: min(each, bound[queue], key=_reached) for queue, each in end.items()}
+        for _, sign, value in (each for each in self.conditions if each.column == "position"):
+            if sign in {"=", ">", ">="}:
+                bound = self.end(_existing(value + (sign == ">")))
+                start = {queue: max(each, bound[queue], key=_reached) for queue, each in start.items()}
+            if sign in {"=", "<", "<="}:
+                bound = self.end(_existing(value + (sign != "<")))
+                end = {queue: min(each, bound[queue], key=_reached) for queue, each in end.items()}
         return start, end
 
     def bounded(self, start: LogOffset, end: LogOffset, rows: int) -> LogOffset:
@@ -385,15 +385,15 @@ class TopicLog:
                 for batch in self._batches(replace(stretch, after=after)):
                     rows, after = rows + batch.num_rows, batch["position"][-1].as_py()
                     yield batch.select(self.columns)
+                if self.conditions:  # counted afterwards: so nothing that is pruned meanwhile is missed
+                    (counted,) = self._query(_COUNT(self.access.schema, **self._of(stretch)))
+                    rows = counted["count"][0].as_py()
                 break
             except SourceLost:
                 tries += 1
                 if tries == MOST_TRIES:
                     raise
                 insist(self._ask)
-        if self.conditions:  # how many there were is seen afterwards: so nothing that is pruned meanwhile is missed
-            (counted,) = self._query(_COUNT(self.access.schema, **self._of(stretch)))
-            rows = counted["count"][0].as_py()
         self._check_pruned(stretch.queue, stretch.after, stretch.rows - rows)
 
     def _of(self, stretch: Stretch) -> dict[str, Any]:
@@ -467,21 +467,12 @@ class TopicLog:
         return insist(ask)
 
 
-#: How much (a position, a time) lies between a bound that is meant, and one that isn't.
-_STEPS: Mapping[str, Any] = {"position": 1, "visible_at": dt.timedelta(microseconds=1)}
 _MOST = 2**63 - 1
 
 
-def _least(value: Any) -> Start:
-    """Return a bound as a start; positions begin at 1.
-
-    Raises:
-        OverflowError: it lies beyond all positions.
-    """
-    if isinstance(value, int) and value > _MOST:
-        raise OverflowError
-    start: Start = max(value, 1) if isinstance(value, int) else value
-    return start
+def _existing(position: int) -> int:
+    """Return the position nearest to a number that there can be."""
+    return min(max(position, 1), _MOST)
 
 
 def _offset_of(found: Iterable[StartPosition]) -> LogOffset:
