@@ -45,10 +45,11 @@ UPGRADE = (
     """CREATE INDEX ix_consumer_message_held
         ON {s}.consumer_message (consumer_group, topic, order_key, turn, position, message_id)
      WHERE order_key IS NOT NULL AND status IN ('failed', 'waiting', 'taken', 'parked') AND discarded_at IS NULL""",
-    # Written out, as in the statement that prune reads by: ids of business strings are in the DEFAULT partition alone.
+    # Ids of business strings are in the DEFAULT partition alone. Written as prune's statement has it, and no other: one
+    # that is given such an id may take this index for as good as the key, and walk through its group.
     """CREATE INDEX ix_consumer_message_default_business
         ON {s}.consumer_message_default (consumer_group, topic, changed_at, message_id)
-     WHERE message_id >= 'f0000000-0000-0000-0000-000000000000'""",
+     WHERE (message_id >= 'f0000000-0000-0000-0000-000000000000') IS TRUE""",
     """CREATE TABLE {s}.attempt_history (message_id UUID, consumer_group {name}, failed_at {now}, topic {name} NOT NULL,
         attempt INTEGER NOT NULL CONSTRAINT ck_attempt_history_attempt CHECK (attempt >= 0),
         status TEXT NOT NULL CONSTRAINT ck_attempt_history_status CHECK (status IN ('consumed', 'failed', 'parked')),

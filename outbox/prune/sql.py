@@ -92,14 +92,15 @@ SELECT message_id, {_SETTLED}
  ORDER BY message_id LIMIT %(limit)s
 """)
 
-# The id is written out, so that the planner takes the index that only these ids have, of the DEFAULT partition.
+# The id is written out twice: for the DEFAULT partition, and for the index of these ids, which is this statement's.
 #: Read the next settled and old inbox rows of business strings' ids, by the time of their last change.
 #: Rows: ``(id, settled and old, last change)``.
 old_business_inbox: Template = Template(f"""
 SELECT message_id, {_SETTLED}, changed_at
   FROM {{s}}.consumer_message
  WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id >= '{FIRST_BUSINESS_ID}'
-   AND changed_at < now() - make_interval(secs => %(retention)s) AND (changed_at, message_id) > (%(since)s, %(after)s)
+   AND (message_id >= '{FIRST_BUSINESS_ID}') IS TRUE AND changed_at < now() - make_interval(secs => %(retention)s)
+   AND (changed_at, message_id) > (%(since)s, %(after)s)
  ORDER BY changed_at, message_id LIMIT %(limit)s
 """)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
@@ -20,12 +22,14 @@ import outbox.consumer.outside.sql
 import outbox.consumer.sql
 from outbox.consumer import key_order
 from outbox.database.execute import Template, driver_of
+from outbox.prune.sql import old_business_inbox
 
 _MODULES = (outbox.consumer.leased.sql, outbox.consumer.outside.sql, outbox.consumer.sql, key_order)
 _TAKEN = """
 INSERT INTO outbox.consumer_message
        (consumer_group, message_id, topic, queue, position, status, attempts, next_attempt_at, lease, taken_by)
-SELECT 'mail', gen_random_uuid(), 'orders', 0, n, 'taken', 0, clock_timestamp() + interval '1 hour', n, 'client'
+SELECT 'mail', overlay(gen_random_uuid()::text PLACING :head FROM 1 FOR 1)::uuid, 'orders', 0, n,
+       'taken', 0, clock_timestamp() + interval '1 hour', n, 'client'
   FROM generate_series(1, :rows) n
 """
 #: What statements bind beside the messages; as `_VALUES` has them for lists.
@@ -58,14 +62,15 @@ def _name(module: ModuleType) -> str:
     return module.__name__.removeprefix("outbox.consumer.")
 
 
+@pytest.mark.parametrize("head", [pytest.param("0", id="of time"), pytest.param("f", id="of business strings")])
 @pytest.mark.parametrize(("analysed", "rows"), [(True, 3000), (False, 3000), (False, 150)])
 @pytest.mark.parametrize("call", list(_statements()))
-def test_each_finds_its_rows_by_the_key(call: Any, analysed: bool, rows: int, engine: Engine) -> None:
+def test_each_finds_its_rows_by_the_key(call: Any, analysed: bool, rows: int, head: str, engine: Engine) -> None:
     """Also where the planner takes the group for empty: its statistics are older than it, or there are none."""
     with engine.begin() as connection:
         if analysed:
             connection.execute(text("ANALYZE outbox.consumer_message"))
-        connection.execute(text(_TAKEN), {"rows": rows})
+        connection.execute(text(_TAKEN), {"rows": rows, "head": head})
         (id_, number) = connection.execute(text("SELECT message_id, lease FROM outbox.consumer_message LIMIT 1")).one()
         one = {"id": id_, "ids": [id_], "numbers": [number], "positions": [3], "digests": [b""], "keys": [None]}
         statement = call("outbox", **_VALUES, **one, again=[], running=[], attempts=1)
@@ -77,3 +82,15 @@ def test_each_finds_its_rows_by_the_key(call: Any, analysed: bool, rows: int, en
         # Of so few the planner may take all, but only once: what isn't meant goes before it is joined.
         found = condition if rows > 150 else f"{condition} {more}"
         assert re.search(r"\b(?:message_id|order_key) = ", found), plan
+
+
+def test_old_rows_of_business_strings_are_found_by_their_time(engine: Engine) -> None:
+    """The index of these ids is for prune, which writes its condition as the index has it."""
+    with engine.begin() as connection:
+        connection.execute(text(_TAKEN), {"rows": 3000, "head": "f"})
+        connection.execute(text("ANALYZE outbox.consumer_message"))
+        more = {"retention": 0.0, "since": datetime.fromtimestamp(0, UTC), "after": UUID(int=0)}
+        statement = old_business_inbox("outbox", **_VALUES, **more)
+        plan = driver_of(connection).execute(f"EXPLAIN {statement.sql}", statement.values).fetchall()
+    assert "Index Scan using ix_consumer_message_default_business" in str(plan), plan
+    assert "Seq Scan" not in str(plan), plan
