@@ -44,6 +44,7 @@ from outbox.message.content import is_internal
 from outbox.reader import option, variable
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed, with_clock
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
+from outbox.reconcile.place import Place, Remote, place
 from outbox.settings import Settings
 from outbox.text import described, key_text, trace_of
 
@@ -231,21 +232,27 @@ _FORMS = {
 class ReportOptions:
     """In which forms a result is reported; ``limit`` is of the findings shown on stdout."""
 
-    html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
-    prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
-    findings: Path | None = option(
-        None, "Write the differences as Parquet, a file for each pair, by day.", metavar="DIR"
+    html: Place | None = option(None, "Write the report as a page with charts.", parse=place, metavar="FILE|URL")
+    prometheus: Place | None = option(
+        None, "Write the figures of the run for Prometheus.", parse=place, metavar="FILE|URL"
+    )
+    findings: Place | None = option(
+        None, "Write the differences as Parquet, a file for each pair, by day.", parse=place, metavar="DIR|URL"
     )
     limit: int | None = option(None, f"Findings to show. Default: {SHOWN}; all with -o json.", least=0)
     output: Output = option(Output.TABLE, output.FORM_HELP)
 
-    def files(self) -> list[tuple[str, Path]]:
+    def files(self) -> list[tuple[str, Place]]:
         """Return what else than stdout the result goes to, by the option that names it."""
         return [(name, path) for name in ("html", "prometheus", "findings") if (path := getattr(self, name))]
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time."""
         for name, path in self.files():
+            importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
+            if isinstance(path, Remote):
+                path.opened()
+                continue
             if name == "findings" and path.is_file():
                 raise Failure(f"--findings {path} is a file; name a folder")
             if name != "findings" and path.is_dir():
@@ -254,7 +261,6 @@ class ReportOptions:
                 raise Failure(f"--{name} {path}: there is no folder {path.parent}")
             if not os.access(path.parent, os.W_OK):
                 raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
-            importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
 
     def report(self, result: object, module: str | None = None) -> None:
         """Print a result, and write the files; ``module`` has all forms of one that isn't a job's."""
@@ -281,7 +287,7 @@ class ReportOptions:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(path: Place) -> Iterator[None]:
     """Tell which file it is that can't be written in the block."""
     try:
         yield

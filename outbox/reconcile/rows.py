@@ -439,11 +439,15 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What to do with a task, which is ranges of ids; the sides read rows of `PRODUCER` and of `CONSUMER`."""
+    """What to do with a task, which is ranges of ids; the sides read rows of `PRODUCER` and of `CONSUMER`.
+
+    ``title`` is for those that look on while tasks run.
+    """
 
     producer: Side
     consumer: Side
     rules: Rules
+    title: str = "outbox reconcile"
 
     def __call__(self, task: Sequence[Range]) -> Collected:
         """Return the result of one task."""
@@ -685,7 +689,10 @@ class MeasureResult:
 
 @dataclass(slots=True)
 class JobResult:
-    """A whole job: its pairs and measures, in the order in which they were declared, and the policy of its repairs."""
+    """A whole job: its pairs and measures, in the order in which they were declared, and the policy of its repairs.
+
+    ``sides`` is what producer and consumer are called.
+    """
 
     begun_at: dt.datetime
     pairs: list[PairResult]
@@ -693,6 +700,7 @@ class JobResult:
     seconds: float = 0.0
     applied: bool = False
     policy: Mapping[Outcome, Repair] = field(default_factory=dict)
+    sides: tuple[str, str] = ("", "")
 
     @property
     def in_sync(self) -> bool:
