@@ -39,12 +39,12 @@ from outbox.cli.output import (
     say,
 )
 from outbox.cli.processes import load_quietly
+from outbox.destination import Destination, Remote, destination
 from outbox.errors import pip_install
 from outbox.message.content import is_internal
 from outbox.reader import option, variable
 from outbox.reconcile.config import Values, clock_of, job_of, merged, only, read_file, subscribed, with_clock
 from outbox.reconcile.job import KINDS, Access, EngineName, Job, Pair, Repair, Spark, Window, hidden
-from outbox.reconcile.place import Place, Remote, place
 from outbox.settings import Settings
 from outbox.text import described, key_text, trace_of
 
@@ -232,17 +232,19 @@ _FORMS = {
 class ReportOptions:
     """In which forms a result is reported; ``limit`` is of the findings shown on stdout."""
 
-    html: Place | None = option(None, "Write the report as a page with charts.", parse=place, metavar="FILE|URL")
-    prometheus: Place | None = option(
-        None, "Write the figures of the run for Prometheus.", parse=place, metavar="FILE|URL"
+    html: Destination | None = option(
+        None, "Write the report as a page with charts.", parse=destination, metavar="FILE|URL"
     )
-    findings: Place | None = option(
-        None, "Write the differences as Parquet, a file for each pair, by day.", parse=place, metavar="DIR|URL"
+    prometheus: Destination | None = option(
+        None, "Write the figures of the run for Prometheus.", parse=destination, metavar="FILE|URL"
+    )
+    findings: Destination | None = option(
+        None, "Write the differences as Parquet, a file for each pair, by day.", parse=destination, metavar="DIR|URL"
     )
     limit: int | None = option(None, f"Findings to show. Default: {SHOWN}; all with -o json.", least=0)
     output: Output = option(Output.TABLE, output.FORM_HELP)
 
-    def files(self) -> list[tuple[str, Place]]:
+    def files(self) -> list[tuple[str, Destination]]:
         """Return what else than stdout the result goes to, by the option that names it."""
         return [(name, path) for name in ("html", "prometheus", "findings") if (path := getattr(self, name))]
 
@@ -287,7 +289,7 @@ class ReportOptions:
 
 
 @contextmanager
-def _writing(path: Place) -> Iterator[None]:
+def _writing(path: Destination) -> Iterator[None]:
     """Tell which file it is that can't be written in the block."""
     try:
         yield

@@ -532,7 +532,7 @@ class Job:
         return {part: access for part, access in both.items() if part not in self.by_spark}
 
     @property
-    def sides(self) -> tuple[str, str]:
+    def labels(self) -> tuple[str, str]:
         """What producer and consumer are, for people."""
         spark = self.by_spark
         producer = spark.get("producer") or described(self.producer.url)

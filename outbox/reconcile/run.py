@@ -24,6 +24,7 @@ from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceEr
 from outbox.reconcile import plan, sql
 from outbox.reconcile.job import HEALED, EngineName, Job, NoProgress, Outcome, Pair, Progress, described
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
+from outbox.reconcile.measure.result import MeasureResult
 from outbox.reconcile.pairing import (
     Common,
     Engine,
@@ -41,16 +42,7 @@ from outbox.reconcile.record.settled import keep
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
-from outbox.reconcile.rows import (
-    ComparisonPlan,
-    JobResult,
-    MeasureResult,
-    PairResult,
-    Repaired,
-    differing,
-    to_findings,
-    to_uuids,
-)
+from outbox.reconcile.rows import ComparisonPlan, JobResult, PairResult, Repaired, differing, to_findings, to_uuids
 from outbox.reconcile.source import (
     SessionSettings,
     Snapshots,
@@ -122,7 +114,7 @@ def compare(
         for result in results:
             record.end(result)
     seconds = time.monotonic() - began
-    return JobResult(passes[0].result.begun_at, results, measures, seconds, policy=job.policy, sides=job.sides)
+    return JobResult(passes[0].result.begun_at, results, measures, seconds, policy=job.policy, labels=job.labels)
 
 
 def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, ComparisonPlan]]:

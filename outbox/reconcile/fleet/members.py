@@ -243,8 +243,8 @@ def _pairs(pattern: PairPattern, producer: str, consumer: str, known: Mapping[st
     }
     # A topic and a group that a pattern names are compared though the group has never come. Of tables that aren't ours
     # all groups are named, and the topics of our own producer found.
-    asked = matching(sorted(there), topics) if "consumer" in taker.foreign else plain
-    yield from found | {(topic, group) for topic, group in product(asked, named) if topic in there}
+    topics_here = matching(sorted(there), topics) if "consumer" in taker.foreign else plain
+    yield from found | {(topic, group) for topic, group in product(topics_here, named) if topic in there}
 
 
 def _job(fleet: Fleet, known: Mapping[str, Known], producer: str, consumer: str, pairs: _Pairs) -> Job:

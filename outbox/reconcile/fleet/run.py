@@ -116,7 +116,7 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
             by_spark = choose_engine(job)[0] is EngineName.SPARK
             limited = replace(job, max_time=min(job.max_time, left))
             result = run.compare(limited, listener, engine=engine if by_spark else None)
-            each.result = replace(result, sides=(each.member.producer, each.member.consumer))
+            each.result = replace(result, labels=(each.member.producer, each.member.consumer))
 
         progress.stage("databases compared", len(result.members))
         in_turn(result.members, compare, fleet.bounds, progress)

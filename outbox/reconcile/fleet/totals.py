@@ -29,11 +29,12 @@ from outbox.reconcile.fleet.config import Fleet, FleetTotal
 from outbox.reconcile.fleet.members import Member, Membership, matches, matching
 from outbox.reconcile.job import NO_DATABASE, Job, NoProgress, Outcome, Pair, Range, Window
 from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally, side_by_side
+from outbox.reconcile.measure.result import EXACT
 from outbox.reconcile.pairing import Common, FirstPass, LocalEngine, Pairing, rules_now, sources
 from outbox.reconcile.plan import cut
 from outbox.reconcile.record.write import Record
 from outbox.reconcile.report import amount, gravest
-from outbox.reconcile.rows import EXACT, FINDING, Both, JobResult, PairResult, fixed_ids, judge, to_uuids
+from outbox.reconcile.rows import FINDING, Both, JobResult, PairResult, fixed_ids, judge, to_uuids
 from outbox.reconcile.run import arriving
 from outbox.reconcile.source import (
     PostgresSide,

@@ -52,20 +52,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from outbox.destination import Destination, whole_at
 from outbox.reader import plain as as_plain
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair, counts_as_json
-from outbox.reconcile.place import Place, whole_at
+from outbox.reconcile.measure.result import EXACT, MeasureResult, MeasureRow
 from outbox.reconcile.rows import (
     DIGESTS,
-    EXACT,
     FINDING,
     ComparisonPlan,
     Estimate,
     Finding,
     JobResult,
     Lag,
-    MeasureResult,
-    MeasureRow,
     PairResult,
     Repaired,
     Torn,
@@ -490,7 +488,7 @@ def findings_of(result: JobResult) -> pa.Table:
     return pa.concat_tables([FINDINGS.empty_table(), *(_of_pair(pair, result) for pair in result.pairs)])
 
 
-def write_findings(folder: Place, result: JobResult) -> None:
+def write_findings(folder: Destination, result: JobResult) -> None:
     """Write the differences of each pair of a job as a file of a data set, and make the folder if need be.
 
     Raises:
@@ -520,8 +518,8 @@ def _of_pair(pair: PairResult, result: JobResult) -> pa.Table:
     columns = named(found) | {
         "run": pa.repeat(str(pair.run_id), number),
         "began_at": pa.repeat(pa.scalar(pair.begun_at, FINDINGS.field("began_at").type), number),
-        "producer": pa.repeat(result.sides[0], number),
-        "consumer": pa.repeat(result.sides[1], number),
+        "producer": pa.repeat(result.labels[0], number),
+        "consumer": pa.repeat(result.labels[1], number),
         "topic": pa.repeat(pair.pair.topic, number),
         "feed": pa.repeat(pair.pair.feed, number),
         "group": pa.repeat(pair.pair.group, number),

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from outbox.destination import Destination, whole_at
 from outbox.reconcile.job import Outcome
-from outbox.reconcile.place import Place, whole_at
+from outbox.reconcile.measure.result import EXACT, MeasureResult, MeasureRow
 from outbox.reconcile.report import (
     amount,
     backlog_of,
@@ -33,7 +34,7 @@ from outbox.reconcile.report import (
     sentence_of,
     verdict,
 )
-from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
+from outbox.reconcile.rows import JobResult, Lag, fixed_ids
 from outbox.text import counted, duration, key_text, plain
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -246,7 +247,7 @@ LIMIT = 500
 ROWS = 40
 
 
-def write_html(path: Place, result: JobResult, limit: int = LIMIT) -> None:
+def write_html(path: Destination, result: JobResult, limit: int = LIMIT) -> None:
     """Write the page, at once and whole."""
     with whole_at(path) as file:
         file.write(render(result, limit).encode())

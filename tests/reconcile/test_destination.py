@@ -11,8 +11,8 @@ import pytest
 from pyarrow import fs
 
 from outbox.cli.output import Code
+from outbox.destination import Destination, Remote, destination, whole_at
 from outbox.errors import InvalidSettings
-from outbox.reconcile.place import Place, Remote, place, whole_at
 from outbox.reconcile.report import write_findings
 from outbox.reconcile.report.html import write_html
 from outbox.reconcile.report.prometheus import write_prometheus
@@ -21,14 +21,14 @@ from tests.reconcile.report_samples import job, whole
 
 
 @pytest.fixture(params=["path", "file", "memory"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
     """A folder that isn't there yet: of this host by its path and by a URL, and of one that fsspec alone knows."""
     if request.param == "memory":
-        return place(f"memory://{tmp_path.name}/reports")
-    return place(str(tmp_path / "reports") if request.param == "path" else f"file://{tmp_path}/reports")
+        return destination(f"memory://{tmp_path.name}/reports")
+    return destination(str(tmp_path / "reports") if request.param == "path" else f"file://{tmp_path}/reports")
 
 
-def found(folder: Place) -> list[str]:
+def found(folder: Destination) -> list[str]:
     """Return the names of the files in a folder."""
     if isinstance(folder, Path):
         return sorted(each.name for each in folder.rglob("*") if each.is_file())
@@ -38,7 +38,7 @@ def found(folder: Place) -> list[str]:
     )
 
 
-def test_all_forms_are_written(folder: Place) -> None:
+def test_all_forms_are_written(folder: Destination) -> None:
     """A page, gauges and findings; what is there is replaced."""
     result = job(whole().pairs[:1])
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_all_forms_are_written(folder: Place) -> None:
     assert rows.num_rows == result.pairs[0].findings.num_rows > 0
 
 
-def test_nothing_half_written_is_there(folder: Place) -> None:
+def test_nothing_half_written_is_there(folder: Destination) -> None:
     """A writer that breaks off leaves the file of before, and nothing beside it."""
     with whole_at(folder / "a") as file:
         file.write(b"before")

@@ -66,10 +66,10 @@ class Remote:
 
 
 #: A path of this host, or a URL.
-Place = Path | Remote
+Destination = Path | Remote
 
 
-def place(text: object) -> Place:
+def destination(text: object) -> Destination:
     """Return where a text says that a report goes.
 
     Raises:
@@ -83,7 +83,7 @@ def place(text: object) -> Place:
 
 
 @contextmanager
-def whole_at(where: Place) -> Iterator[BinaryIO]:
+def whole_at(where: Destination) -> Iterator[BinaryIO]:
     """Open a file that appears under its name when it is whole, and never otherwise; its folder is made if need be.
 
     Raises:
