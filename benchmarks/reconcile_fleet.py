@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,10 +15,11 @@ from sqlalchemy import make_url
 
 from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure
+from benchmarks.usage import Usage
 from outbox import Settings
 from outbox.reconcile.fleet.config import Bounds, Fleet, PairPattern
 from outbox.reconcile.fleet.run import compare_fleet
-from outbox.reconcile.job import Access, Outcome
+from outbox.reconcile.job import Access, EngineName, Outcome
 
 _SESSIONS, _SECONDS = 16, 600
 # The message n of a topic: made from both by either server.
@@ -85,7 +87,7 @@ def _watching(connection: psycopg.Connection[tuple[object, ...]]) -> Iterator[_W
 
 
 def run(lab: Lab) -> Iterator[Figure]:
-    """Compare all pairs twice: all anew, and the unsettled ranges."""
+    """Compare all pairs twice: all anew, and the unsettled ranges; then all anew on one Spark."""
     size, number = lab.scale(20, 3), lab.scale(2_000, 100)
     with lab.psycopg("main") as template:
         name = template.info.dbname
@@ -104,7 +106,10 @@ def run(lab: Lab) -> Iterator[Figure]:
                 each: Access(url.set(database=each).render_as_string(hide_password=False), Settings()) for each in names
             }
             fleet = Fleet(accesses, (PairPattern(),), bounds=Bounds(at_once=2, sessions=_SESSIONS))
-            yield from _figures(fleet, size, number, lambda: _watching(connection))
+            backend = connection.info.backend_pid
+            yield from _figures(fleet, size, number, lambda: _watching(connection), backend)
+            on_spark = replace(fleet, job={"keep_for": 0.0, "engine": EngineName.SPARK})
+            yield from _figures(on_spark, size, number, lambda: _watching(connection), backend, ("all anew, on Spark",))
             one = replace(fleet, bounds=replace(fleet.bounds, at_once=1), job={"keep_for": 0.0})
             yield Figure("all anew, one job at a time", f"{compare_fleet(one).seconds:,.1f} s")
         finally:
@@ -123,10 +128,15 @@ def _fill(where: str, name: str, size: int, number: int) -> None:
 
 
 def _figures(
-    fleet: Fleet, size: int, number: int, watching: Callable[[], AbstractContextManager[_Watched]]
+    fleet: Fleet,
+    size: int,
+    number: int,
+    watching: Callable[[], AbstractContextManager[_Watched]],
+    backend: int,
+    nights: tuple[str, ...] = ("all anew", "the next night, all settled"),
 ) -> Iterator[Figure]:
-    for night in ("all anew", "the next night, all settled"):
-        with watching() as seen:
+    for night in nights:
+        with watching() as seen, Usage(os.getpid(), backend) as usage:
             result = compare_fleet(fleet)
         pairs = [pair for _, job in result.results for pair in job.pairs]
         assert len(pairs) == size * size
@@ -139,6 +149,8 @@ def _figures(
         yield Figure(what, took, bar=f"≤ {_SECONDS} s", met=result.seconds <= _SECONDS)
         yield Figure("sessions at once", str(seen.sessions), bar=f"≤ {_SESSIONS}", met=seen.sessions <= _SESSIONS)
         yield Figure("the longest snapshot", f"{seen.held * 1000:,.0f} ms")
+        yield Figure("processors, with those of the server", f"{usage.cpu:,.1f} s")
+        yield Figure("memory of the processes that compare", f"{usage.peak:,.0f} MiB")
 
 
 BENCHMARK = Benchmark(run)

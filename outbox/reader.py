@@ -30,7 +30,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 from uuid import UUID
 
 from outbox.errors import InvalidSettings
@@ -419,8 +419,7 @@ _NUMERIC = re.compile(r"[+-]?[0-9.]{1,18}(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 def _without_none(hint: Any) -> Any:
     if type(None) not in (args := get_args(hint)):
         return hint
-    (only,) = (each for each in args if each is not type(None))
-    return only
+    return Union[tuple(each for each in args if each is not type(None))]  # noqa: UP007 - as many as there are
 
 
 def _collection(hint: Any) -> Callable[[Iterable[Any]], Any] | None:

@@ -9,8 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from outbox.reconcile.job import Outcome
+from outbox.reconcile.measure.result import MeasureRow
 from outbox.reconcile.report import as_json
-from outbox.reconcile.rows import JobResult, MeasureRow
+from outbox.reconcile.rows import JobResult
 
 from .reconciliation import Reconciliation, by_kind
 

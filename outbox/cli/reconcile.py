@@ -39,6 +39,7 @@ from outbox.cli.output import (
     say,
 )
 from outbox.cli.processes import load_quietly
+from outbox.destination import Destination, Remote, destination
 from outbox.errors import pip_install
 from outbox.message.content import is_internal
 from outbox.reader import option, variable
@@ -231,21 +232,29 @@ _FORMS = {
 class ReportOptions:
     """In which forms a result is reported; ``limit`` is of the findings shown on stdout."""
 
-    html: Path | None = option(None, "Write the report as a page with charts.", metavar="FILE")
-    prometheus: Path | None = option(None, "Write the figures of the run for Prometheus.", metavar="FILE")
-    findings: Path | None = option(
-        None, "Write the differences as Parquet, a file for each pair, by day.", metavar="DIR"
+    html: Destination | None = option(
+        None, "Write the report as a page with charts.", parse=destination, metavar="FILE|URL"
+    )
+    prometheus: Destination | None = option(
+        None, "Write the figures of the run for Prometheus.", parse=destination, metavar="FILE|URL"
+    )
+    findings: Destination | None = option(
+        None, "Write the differences as Parquet, a file for each pair, by day.", parse=destination, metavar="DIR|URL"
     )
     limit: int | None = option(None, f"Findings to show. Default: {SHOWN}; all with -o json.", least=0)
     output: Output = option(Output.TABLE, output.FORM_HELP)
 
-    def files(self) -> list[tuple[str, Path]]:
+    def files(self) -> list[tuple[str, Destination]]:
         """Return what else than stdout the result goes to, by the option that names it."""
         return [(name, path) for name in ("html", "prometheus", "findings") if (path := getattr(self, name))]
 
     def check(self) -> None:
         """Check that the files can be written, before anything else takes its time."""
         for name, path in self.files():
+            importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
+            if isinstance(path, Remote):
+                path.opened()
+                continue
             if name == "findings" and path.is_file():
                 raise Failure(f"--findings {path} is a file; name a folder")
             if name != "findings" and path.is_dir():
@@ -254,7 +263,6 @@ class ReportOptions:
                 raise Failure(f"--{name} {path}: there is no folder {path.parent}")
             if not os.access(path.parent, os.W_OK):
                 raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
-            importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
 
     def report(self, result: object, module: str | None = None) -> None:
         """Print a result, and write the files; ``module`` has all forms of one that isn't a job's."""
@@ -281,7 +289,7 @@ class ReportOptions:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(path: Destination) -> Iterator[None]:
     """Tell which file it is that can't be written in the block."""
     try:
         yield

@@ -532,6 +532,13 @@ class Job:
         return {part: access for part, access in both.items() if part not in self.by_spark}
 
     @property
+    def labels(self) -> tuple[str, str]:
+        """What producer and consumer are, for people."""
+        spark = self.by_spark
+        producer = spark.get("producer") or described(self.producer.url)
+        return str(producer), str(spark.get("consumer") or described(self.consumer.url))
+
+    @property
     def names(self) -> tuple[tuple[str, str], ...]:
         """The topic, as its group keeps it, and the group of each pair."""
         return tuple((pair.feed, pair.group) for pair in self.pairs)

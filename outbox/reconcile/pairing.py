@@ -526,7 +526,8 @@ class Pairing:
 
     def _comparison(self) -> Comparison:
         rules = rules_of(self.job, self.pair, self.snapshots)
-        return Comparison(*sources(self.job, self.pair, self.snapshots, self.engine, self._waiting), rules)
+        both = sources(self.job, self.pair, self.snapshots, self.engine, self._waiting)
+        return Comparison(*both, rules, f"{self.pair}: {' → '.join(self.job.labels)}")
 
     def _waiting(self) -> None:
         self.progress.done(0)

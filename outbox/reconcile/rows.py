@@ -11,11 +11,8 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Context, Decimal, Inexact, InvalidOperation
-from functools import reduce
 from itertools import accumulate
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -25,6 +22,9 @@ import pyarrow.compute as pc
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.reconcile.job import FIRST_ID, KINDS, EngineName, Outcome, Pair, Part, Range, Repair, Tier, Window
 from outbox.reconcile.tables import WITHDRAWN, InboxState, ProducerState
+
+if TYPE_CHECKING:
+    from outbox.reconcile.measure.result import MeasureResult
 
 
 class Torn(enum.IntEnum):
@@ -439,11 +439,15 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What to do with a task, which is ranges of ids; the sides read rows of `PRODUCER` and of `CONSUMER`."""
+    """What to do with a task, which is ranges of ids; the sides read rows of `PRODUCER` and of `CONSUMER`.
+
+    ``title`` is for those that look on while tasks run.
+    """
 
     producer: Side
     consumer: Side
     rules: Rules
+    title: str = "outbox reconcile"
 
     def __call__(self, task: Sequence[Range]) -> Collected:
         """Return the result of one task."""
@@ -617,75 +621,12 @@ class PairResult:
         return not self.differences
 
 
-#: Adds without rounding: numeric has up to 131072 digits before the point and 16383 after it.
-EXACT = Context(prec=150_000, traps=[Inexact, InvalidOperation])
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureRow:
-    """One value of one measure under one key; ``unexplained`` = producer - rolled_back - consumer - in_flight.
-
-    A part of the key is None where it is NULL, or null in a body.
-    """
-
-    key: tuple[str | None, ...]
-    value: str
-    producer: Decimal
-    rolled_back: Decimal
-    consumer: Decimal
-    in_flight: Decimal
-
-    @property
-    def unexplained(self) -> Decimal:
-        """What nothing accounts for; 0 if all is well."""
-        return reduce(EXACT.subtract, (self.rolled_back, self.consumer, self.in_flight), self.producer)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureResult:
-    """One measure: a row for each key and value; ``by`` names the parts of the keys.
-
-    ``faults`` are sentences about what couldn't be read, so that the measure proves nothing.
-    """
-
-    name: str
-    pair: Pair
-    by: tuple[str, ...]
-    rows: tuple[MeasureRow, ...]
-    faults: tuple[str, ...] = ()
-
-    @property
-    def totals(self) -> tuple[MeasureRow, ...]:
-        """The sums over all keys, by value and currency."""
-        totals = []
-        for (value, currency), rows in self.by_currency(self.rows).items():
-            parts = (map(attrgetter(part), rows) for part in ("producer", "rolled_back", "consumer", "in_flight"))
-            sums = (reduce(EXACT.add, part, Decimal()) for part in parts)
-            totals.append(MeasureRow(("total", *currency), value, *sums))
-        return tuple(totals)
-
-    def by_currency(self, rows: Iterable[MeasureRow]) -> dict[tuple[str, tuple[str | None, ...]], list[MeasureRow]]:
-        """Return rows by value and currency, if a part of the key is called so: only such rows may be added up."""
-        groups: dict[tuple[str, tuple[str | None, ...]], list[MeasureRow]] = {}
-        for row in rows:
-            currency = tuple(part for name, part in zip(self.by, row.key, strict=True) if name.lower() == "currency")
-            groups.setdefault((row.value, currency), []).append(row)
-        return groups
-
-    @property
-    def unexplained(self) -> tuple[MeasureRow, ...]:
-        """The rows that don't add up."""
-        return tuple(row for row in self.rows if row.unexplained)
-
-    @property
-    def in_sync(self) -> bool:
-        """Does everything add up, and could everything be read?"""
-        return not self.unexplained and not self.faults
-
-
 @dataclass(slots=True)
 class JobResult:
-    """A whole job: its pairs and measures, in the order in which they were declared, and the policy of its repairs."""
+    """A whole job: its pairs and measures, in the order in which they were declared, and the policy of its repairs.
+
+    ``labels`` are what producer and consumer are called.
+    """
 
     begun_at: dt.datetime
     pairs: list[PairResult]
@@ -693,6 +634,7 @@ class JobResult:
     seconds: float = 0.0
     applied: bool = False
     policy: Mapping[Outcome, Repair] = field(default_factory=dict)
+    labels: tuple[str, str] = ("", "")
 
     @property
     def in_sync(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from outbox.errors import InvalidSettings, OutboxError, ReconcileError, SourceEr
 from outbox.reconcile import plan, sql
 from outbox.reconcile.job import HEALED, EngineName, Job, NoProgress, Outcome, Pair, Progress, described
 from outbox.reconcile.measure.compute import Compared, check_measures, in_transit, measure_all
+from outbox.reconcile.measure.result import MeasureResult
 from outbox.reconcile.pairing import (
     Common,
     Engine,
@@ -41,16 +42,7 @@ from outbox.reconcile.record.settled import keep
 from outbox.reconcile.record.write import Record, RunIds
 from outbox.reconcile.repair import repair
 from outbox.reconcile.report import gravest, listed_of
-from outbox.reconcile.rows import (
-    ComparisonPlan,
-    JobResult,
-    MeasureResult,
-    PairResult,
-    Repaired,
-    differing,
-    to_findings,
-    to_uuids,
-)
+from outbox.reconcile.rows import ComparisonPlan, JobResult, PairResult, Repaired, differing, to_findings, to_uuids
 from outbox.reconcile.source import (
     SessionSettings,
     Snapshots,
@@ -84,8 +76,12 @@ def reconcile(job: Job, progress: Progress | None = None, ids: RunIds | None = N
     return result
 
 
-def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = None) -> JobResult:
+def compare(
+    job: Job, progress: Progress | None = None, ids: RunIds | None = None, engine: Engine | None = None
+) -> JobResult:
     """Compare, and write down what differs; repair nothing. ``ids``: those that are in the record already.
+
+    ``engine`` is one that other jobs have too; without it the job has one of its own.
 
     Raises as `reconcile`.
     """
@@ -99,12 +95,12 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
     # What a snapshot is held for is reading alone, not the time until a cluster has a place.
     with recorded(record, ids.runs, ids), record.alive(ids.runs):
         _check_databases(job)
-        with _engine(job, progress) as engine:
+        with engine_for(job, progress) if engine is None else nullcontext(engine) as running:
             passes: list[FirstPass] = []
             measured: dict[int, MeasureResult] = {}
             common = Common(job)
             for run_id, pair in zip(ids.runs, job.pairs, strict=True):
-                comparison = _PairComparison(run_id, job, pair, engine, progress, common)
+                comparison = _PairComparison(run_id, job, pair, running, progress, common)
                 first, values = comparison.insist(record, None if passes else ids)
                 passes.append(first)
                 measured |= values
@@ -117,7 +113,8 @@ def compare(job: Job, progress: Progress | None = None, ids: RunIds | None = Non
             record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
         for result in results:
             record.end(result)
-    return JobResult(passes[0].result.begun_at, results, measures, time.monotonic() - began, policy=job.policy)
+    seconds = time.monotonic() - began
+    return JobResult(passes[0].result.begun_at, results, measures, seconds, policy=job.policy, labels=job.labels)
 
 
 def foresee(job: Job, progress: Progress | None = None) -> list[tuple[Pair, ComparisonPlan]]:
@@ -344,15 +341,18 @@ def _repair(job: Job, result: PairResult, record: Record, progress: Progress) ->
 
 
 @contextmanager
-def _engine(job: Job, progress: Progress) -> Iterator[Engine]:
-    """Yield the engine of a job; Spark has started by then, and ends with the block."""
+def engine_for(job: Job, progress: Progress, jobs: int | None = None) -> Iterator[Engine]:
+    """Yield the engine of a job, or of so many ``jobs`` like it at once; Spark has started by then.
+
+    It ends with the block.
+    """
     if plan.choose_engine(job)[0] is EngineName.LOCAL:
         yield LocalEngine(job.workers)
         return
     from outbox.reconcile.spark.frames import SparkEngine  # noqa: PLC0415 - an extra
 
     progress.stage("Spark starts", None)
-    with SparkEngine(job.spark, job.workers) as engine:
+    with SparkEngine(job.spark, job.workers, jobs) as engine:
         engine.start(functools.partial(progress.done, 0))
         yield engine
 

@@ -15,7 +15,8 @@ from outbox import Outbox, Settings
 from outbox.reconcile.job import FIRST_ID, Access, Pair, Range, Window
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, in_transit, measure_all
-from outbox.reconcile.rows import Collected, Comparison, MeasureResult, MeasureRow, Rules
+from outbox.reconcile.measure.result import MeasureResult, MeasureRow
+from outbox.reconcile.rows import Collected, Comparison, Rules
 from outbox.reconcile.source import PostgresSide
 from tests.kit import dispatch_all
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from outbox.message.ids import uuid7_at
 from outbox.reconcile.job import KINDS, EngineName, Outcome, Pair, Repair, Tier, Window
+from outbox.reconcile.measure.result import MeasureResult, MeasureRow
 from outbox.reconcile.rows import (
     FINDING,
     LAG_BOUNDS,
@@ -20,8 +21,6 @@ from outbox.reconcile.rows import (
     Estimate,
     JobResult,
     Lag,
-    MeasureResult,
-    MeasureRow,
     PairResult,
     Repaired,
     Torn,

@@ -386,8 +386,13 @@ def test_a_fleet_without_a_database_to_ask_has_no_result(fleet_file: Path, monke
         ("[[compare]]\nfilters = {}\n", r"compare\[1\].filters is unknown"),
         ("compare = 3\n", r"compare must be tables, written \[\[compare\]\]"),
         (
-            "[[database]]\nnames = ['a']\nurl = 'postgresql:///a'\n[[compare]]\n[job]\nengine = 'spark'\n",
-            "job.engine: the jobs of a fleet are compared by threads",
+            "[[database]]\nnames = ['a']\n[database.tables]\ntable = 'x'\ncolumns = { id = 'y' }\n",
+            "write producer_table",
+        ),
+        (
+            "[[database]]\nnames = ['a']\nurl = 'postgresql:///a'\n"
+            "[database.producer_table]\nformat = 'parquet'\npath = '/lake/{name}'\ncolumns = { id = 'y', at = 'at' }\n",
+            r"database\[1\] a: parquet /lake/a is read by Spark; leave the URL out",
         ),
     ],
 )

@@ -20,8 +20,9 @@ from outbox.reconcile.config import access_of
 from outbox.reconcile.job import Job, Outcome, Window
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.measure.compute import Compared, in_transit, measure_all
+from outbox.reconcile.measure.result import MeasureRow
 from outbox.reconcile.report import as_json, print_report
-from outbox.reconcile.rows import FINDING, JobResult, MeasureRow
+from outbox.reconcile.rows import FINDING, JobResult
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.tables import InboxState, ProducerState
 from tests.reconcile.books import OF_PAIR, PAIR, SUM, Books, at, money, row

@@ -22,7 +22,7 @@ from outbox.message.model import uuid7
 from outbox.reconcile.job import Pair, Window
 from outbox.reconcile.measure import Measure, compute
 from outbox.reconcile.measure.compute import Compared, body_sums, carried, measure_all
-from outbox.reconcile.rows import MeasureRow
+from outbox.reconcile.measure.result import MeasureRow
 from tests.kit import tries
 from tests.reconcile.books import OF_PAIR, PAIR, Books, at, money, row
 

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 from outbox.errors import InvalidMessage, InvalidSettings
 from outbox.reader import Reader, Seconds, option, unknown_name
 from outbox.reconcile.config import Address, Values, read_mapping, read_toml
-from outbox.reconcile.job import MAX_TIME, Access, EngineName, Pair
+from outbox.reconcile.job import MAX_TIME, NO_DATABASE, Access, Pair, Part
 from outbox.reconcile.measure import Sums
+from outbox.reconcile.tables import ForeignTable
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 #: What a ``[[compare]]`` says of its pairs, as a ``[[pair]]`` of a job does.
@@ -28,15 +29,23 @@ _OF_FLEET = ("producer", "consumer", "pair", "pairs", "measure", "measures")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFamily(Address):
-    """Databases that a file names alike: ``{name}`` in an address is each one's name, ``{NAME}`` that of a variable."""
+    """Databases that a file names alike: ``{name}`` in an address is each one's name, ``{NAME}`` that of a variable.
+
+    ``producer_table`` and ``consumer_table`` are what they have in place of our tables of a side; in what names a table
+    or a path of Spark's, ``{name}`` stands for the same.
+    """
 
     names: tuple[str, ...] = ()
+    producer_table: ForeignTable | None = None
+    consumer_table: ForeignTable | None = None
 
     def accesses(self, number: int, environ: Mapping[str, str]) -> dict[str, Access]:
         """Return the access to each; ``number`` is the place of the table in its file, for errors."""
         path = f"database[{number}]"
         if not self.names:
             raise InvalidSettings(f"{path}.names is missing; name at least one database")
+        if self.tables is not None:
+            raise InvalidSettings(f"{path}.tables: a fleet's database may be either side; write producer_table, say")
         found: dict[str, Access] = {}
         for name in self.names:
             if not _NAME.fullmatch(name):
@@ -44,8 +53,22 @@ class DatabaseFamily(Address):
             if name in found:
                 raise InvalidSettings(f"{path}.names has {name!r} twice")
             address = Address(_named(self.url, name), _named(self.url_env, name), _named(self.schema, name))
-            found[name] = address.access(f"{path} {name}", environ)
+            by_spark = [table for table in self.foreign(name).values() if table.by_spark]
+            if by_spark and address.is_named:
+                raise InvalidSettings(f"{path} {name}: {by_spark[0]} is read by Spark; leave the URL out")
+            found[name] = NO_DATABASE if by_spark else address.access(f"{path} {name}", environ)
         return found
+
+    def foreign(self, name: str) -> dict[Part, ForeignTable]:
+        """Return what one of them has in place of our tables, by side."""
+        both: dict[Part, ForeignTable | None] = {"producer": self.producer_table, "consumer": self.consumer_table}
+        return {
+            part: replace(
+                table, table=_named(table.table, name), query=_named(table.query, name), path=_named(table.path, name)
+            )
+            for part, table in both.items()
+            if table is not None
+        }
 
 
 def _named(text: str | None, name: str) -> str | None:
@@ -127,7 +150,8 @@ class Bounds:
 class Fleet:
     """Databases by name, what is compared between them and added up, what every job has (`Values`), and the bounds.
 
-    ``only`` are patterns of the databases that are compared this time, without totals; none is all.
+    ``only`` are patterns of the databases that are compared this time, without totals; none is all. ``foreign`` is what
+    some databases have in place of our tables of a side; which topics and groups they have, a pattern names.
 
     Raises:
         InvalidSettings: nothing to compare, or a job that a fleet can't have; names the mend.
@@ -139,17 +163,13 @@ class Fleet:
     bounds: Bounds = field(default_factory=Bounds)
     totals: tuple[FleetTotal, ...] = ()
     only: tuple[str, ...] = ()
+    foreign: Mapping[str, Mapping[Part, ForeignTable]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.databases:
             raise InvalidSettings("no database; name them in tables [[database]]")
         if not self.patterns:
             raise InvalidSettings("nothing to compare; say what in tables [[compare]]")
-        if self.job.get("engine") is EngineName.SPARK or self.job.get("spark"):
-            raise InvalidSettings(
-                "job.engine: the jobs of a fleet are compared by threads of one process; leave Spark out, "
-                "and compare what needs it by `outbox reconcile --config`"
-            )
 
 
 def read_fleet(path: Path, environ: Mapping[str, str] | None = None) -> Fleet:
@@ -169,7 +189,8 @@ def read_fleet(path: Path, environ: Mapping[str, str] | None = None) -> Fleet:
         except (InvalidSettings, InvalidMessage) as error:
             raise InvalidSettings(f"{each}: {error}") from None
     try:
-        return Fleet(whole.databases, tuple(whole.patterns), whole.job, Bounds(**whole.bounds), tuple(whole.totals))
+        bounds, totals = Bounds(**whole.bounds), tuple(whole.totals)
+        return Fleet(whole.databases, tuple(whole.patterns), whole.job, bounds, totals, foreign=whole.foreign)
     except InvalidSettings as error:
         raise InvalidSettings(f"{path}: {error}") from None
 
@@ -180,6 +201,7 @@ class _Gathered:
 
     environ: Mapping[str, str]
     databases: dict[str, Access] = field(default_factory=dict)
+    foreign: dict[str, dict[Part, ForeignTable]] = field(default_factory=dict)
     patterns: list[PairPattern] = field(default_factory=list)
     totals: list[FleetTotal] = field(default_factory=list)
     job: Values = field(default_factory=dict)
@@ -194,6 +216,7 @@ class _Gathered:
             if twice := sorted(found.keys() & self.databases.keys()):
                 raise InvalidSettings(f"database[{number}].names has {twice[0]!r}, which is there already")
             self.databases |= found
+            self.foreign |= {name: family.foreign(name) for name in found}
         self.patterns += [
             _pattern(reader, table, f"compare[{number}]") for number, table in enumerate(_tables(rest, "compare"), 1)
         ]

@@ -10,7 +10,7 @@ import datetime as dt
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -25,7 +25,7 @@ from outbox.reader import Reader
 from outbox.reconcile import sql
 from outbox.reconcile.config import job_of
 from outbox.reconcile.fleet.config import Fleet, PairPattern
-from outbox.reconcile.job import Access, EngineName, Job, Pair, Progress, described
+from outbox.reconcile.job import NO_DATABASE, Access, Job, Pair, Part, Progress, described
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.source import as_time, connected
 
@@ -46,16 +46,18 @@ _RECORDING = 2
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a database knows: its topics, and the time, and its server.
+    """What a database knows: its topics, and the time, and its server; None where what Spark reads has none.
 
     And the topics, groups and sources of what it consumes, None where it isn't known; ``source`` is what it is itself.
+    Of a side in ``foreign`` nothing is known but what a pattern names.
     """
 
-    topics: frozenset[str]
-    source: UUID | None
-    groups: frozenset[tuple[str, str, UUID | None]]
-    now: dt.datetime
-    server: str
+    topics: frozenset[str] = frozenset()
+    source: UUID | None = None
+    groups: frozenset[tuple[str, str, UUID | None]] = frozenset()
+    now: dt.datetime | None = None
+    server: str | None = None
+    foreign: Collection[Part] = ()
 
 
 class Servers:
@@ -98,9 +100,9 @@ class Member:
     def sessions(self) -> Counter[str]:
         """How many sessions it has at once at most, by server: snapshots, their readers, and the record."""
         sessions: Counter[str] = Counter()
-        for access in (self.job.producer, self.job.consumer):
+        for access in self.job.databases.values():
             sessions[self.servers.of(access)] += 1 + self.job.workers
-        if self.job.record:
+        if self.job.record and (self.job.record_in or "consumer" not in self.job.tables):
             sessions[self.servers.of(self.job.recorder)] += _RECORDING
         return sessions
 
@@ -128,18 +130,19 @@ def members_of(fleet: Fleet, progress: Progress) -> Membership:
     progress.stage("topics and groups", len(fleet.databases))
     for number, (name, access) in enumerate(fleet.databases.items(), 1):
         try:
-            known[name] = _known(access)
+            known[name] = mine = _known(access, fleet.foreign.get(name, {}))
         except OutboxError as error:
             found.unreachable[name] = str(error)
         else:
-            found.servers.add(access, known[name].server)
+            if mine.server is not None:
+                found.servers.add(access, mine.server)
         progress.done(number)
     if (record_in := fleet.job.get("record_in")) is not None:
         with suppress(OutboxError):  # each job tells that it can't be reached
             found.servers.add(record_in, _server(record_in))
     chosen = _chosen(fleet, known, found.unreachable)
     for (producer, consumer), pairs in chosen.items():
-        job = _job(fleet, known[producer], producer, consumer, pairs)
+        job = _job(fleet, known, producer, consumer, pairs)
         member = Member(producer, consumer, job, found.servers, max(pattern.priority for _, pattern in pairs.values()))
         for server, number in member.sessions.items():
             if number > fleet.bounds.sessions:
@@ -158,12 +161,15 @@ def members_of(fleet: Fleet, progress: Progress) -> Membership:
     return found
 
 
-def _known(access: Access) -> Known:
+def _known(access: Access, foreign: Collection[Part]) -> Known:
+    if access == NO_DATABASE:
+        return Known(foreign=foreign)
     with connected(access) as connection:
         ((sends, consumes),), ((now,),), ((server,),) = execute(
             connection, statement(access.schema, _TABLES, {}), sql.CLOCK, _SERVER
         )
-        if not (sends or consumes):
+        sends, consumes = sends and "producer" not in foreign, consumes and "consumer" not in foreign
+        if not (sends or consumes or foreign):
             raise InvalidSettings(
                 f"{described(access.url)} has no tables of the outbox in schema {access.schema!r}; "
                 "migrate it (`outbox db upgrade`), or name its schema"
@@ -173,7 +179,8 @@ def _known(access: Access) -> Known:
             for there, select in ((sends, _TOPICS), (consumes, _GROUPS))
         )
     source = topics[0][1] if topics else None
-    return Known(frozenset(topic for topic, _ in topics), source, frozenset(map(tuple, groups)), as_time(now), server)
+    names = frozenset(topic for topic, _ in topics)
+    return Known(names, source, frozenset(map(tuple, groups)), as_time(now), server, foreign)
 
 
 def _server(access: Access) -> str:
@@ -225,18 +232,22 @@ def _pairs(pattern: PairPattern, producer: str, consumer: str, known: Mapping[st
         return [each.replace("{producer}", producer).replace("{consumer}", consumer) for each in patterns]
 
     topics, groups = of_both(pattern.topics), of_both(pattern.groups)
-    there = known[producer].topics
+    sender, taker = known[producer], known[consumer]
+    plain, named = ([name for name in names if not re.search(r"[*?\[]", name)] for names in (topics, groups))
+    there = {*plain} if "producer" in sender.foreign else sender.topics
     found = {
         (topic, group)
-        for topic, group, source in known[consumer].groups
-        if topic in there and source in {None, known[producer].source}
+        for topic, group, source in taker.groups
+        if topic in there and source in {None, sender.source or source}
         if matches(topic, topics) and matches(group, groups)
     }
-    plain = ([name for name in names if not re.search(r"[*?\[]", name)] for names in (topics, groups))
-    yield from found | {(topic, group) for topic, group in product(*plain) if topic in there}
+    # A topic and a group that a pattern names are compared though the group has never come. Of tables that aren't ours
+    # all groups are named, and the topics of our own producer found.
+    topics_here = matching(sorted(there), topics) if "consumer" in taker.foreign else plain
+    yield from found | {(topic, group) for topic, group in product(topics_here, named) if topic in there}
 
 
-def _job(fleet: Fleet, known: Known, producer: str, consumer: str, pairs: _Pairs) -> Job:
+def _job(fleet: Fleet, known: Mapping[str, Known], producer: str, consumer: str, pairs: _Pairs) -> Job:
     measures = [
         Reader().read(Measure, {"by": (), **measure, "topic": topic, "group": group}, f"compare[{number}].measure[{n}]")
         for (topic, group), (number, pattern) in pairs.items()
@@ -244,10 +255,14 @@ def _job(fleet: Fleet, known: Known, producer: str, consumer: str, pairs: _Pairs
     ]
     values = {
         **fleet.job,
-        "engine": EngineName.LOCAL,
         "producer": fleet.databases[producer],
         "consumer": fleet.databases[consumer],
         "pairs": tuple(Pair(*names, **pattern.filters) for names, (_, pattern) in pairs.items()),
         "measures": tuple(measures),
     }
-    return job_of(values, lambda _: known.now)
+    sent, taken = fleet.foreign.get(producer, {}).get("producer"), fleet.foreign.get(consumer, {}).get("consumer")
+    if sent or taken:
+        # What isn't ours is reported on; the others of the fleet are repaired.
+        values |= {"producer_table": sent, "consumer_table": taken, "apply": False}
+    now = known[producer].now or known[consumer].now or dt.datetime.now(dt.UTC)
+    return job_of(values, lambda _: now)

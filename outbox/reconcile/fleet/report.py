@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from outbox.destination import Destination, whole_at
 from outbox.reader import plain as as_plain
 from outbox.reconcile import report
 from outbox.reconcile.fleet.members import Member
@@ -28,7 +28,7 @@ from outbox.reconcile.job import Pair
 from outbox.reconcile.report import VERSION, amount, reports, sentence_of, shares, table_of, verdict
 from outbox.reconcile.report.prometheus import Gauges
 from outbox.reconcile.rows import Finding
-from outbox.text import counted, duration, key_text, plain, whole
+from outbox.text import counted, duration, key_text, plain
 
 
 def print_report(result: FleetResult, console: Console, findings: int) -> None:
@@ -112,7 +112,7 @@ def as_json(result: FleetResult, limit: int | None = None) -> dict[str, Any]:
     return value | {"members": members}
 
 
-def write_prometheus(path: Path, result: FleetResult) -> None:
+def write_prometheus(path: Destination, result: FleetResult) -> None:
     """Write the gauges of all members to one file, with the labels ``producer`` and ``consumer``."""
     gauges = Gauges("producer", "consumer")
     for each in result.members:
@@ -125,13 +125,13 @@ def write_prometheus(path: Path, result: FleetResult) -> None:
     gauges.write(path)
 
 
-def write_html(path: Path, result: FleetResult, limit: int | None = None) -> None:
+def write_html(path: Destination, result: FleetResult, limit: int | None = None) -> None:
     """Write the page as one HTML file, at once and whole, with at most so many findings."""
-    with whole(path) as file:
+    with whole_at(path) as file:
         file.write(render_fleet(result, limit).encode())
 
 
-def write_findings(folder: Path, result: FleetResult) -> None:
+def write_findings(folder: Destination, result: FleetResult) -> None:
     """Write the differences of all members into one data set."""
     for _, each in result.results:
         report.write_findings(folder, each)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
@@ -25,6 +26,8 @@ from outbox.reconcile.fleet.config import Bounds, Fleet
 from outbox.reconcile.fleet.members import Member, members_of
 from outbox.reconcile.fleet.totals import Double, TotalResult, check_total, find_doubles, total_of
 from outbox.reconcile.job import Access, EngineName, NoProgress, Progress, Stoppable, Window
+from outbox.reconcile.pairing import Engine
+from outbox.reconcile.plan import choose_engine
 from outbox.reconcile.record.timetable import FLEET
 from outbox.reconcile.record.write import Record, RunIds, why_of
 from outbox.reconcile.report import Verdict, verdict
@@ -104,14 +107,19 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
         check_total(fleet, total, membership)
     result = FleetResult([MemberResult(member) for member in membership.members], membership.unreachable)
 
-    def compare(each: MemberResult, listener: Progress) -> None:
-        # A member has no more time than is left of the fleet's.
-        left = max(began + fleet.bounds.max_time - time.monotonic(), 1.0)
-        job = each.member.job
-        each.result = run.compare(replace(job, max_time=min(job.max_time, left)), listener)
+    with _shared_engine(membership.members, fleet.bounds, progress) as engine:
 
-    progress.stage("databases compared", len(result.members))
-    in_turn(result.members, compare, fleet.bounds, progress)
+        def compare(each: MemberResult, listener: Progress) -> None:
+            # A member has no more time than is left of the fleet's.
+            left = max(began + fleet.bounds.max_time - time.monotonic(), 1.0)
+            job = each.member.job
+            by_spark = choose_engine(job)[0] is EngineName.SPARK
+            limited = replace(job, max_time=min(job.max_time, left))
+            result = run.compare(limited, listener, engine=engine if by_spark else None)
+            each.result = replace(result, labels=(each.member.producer, each.member.consumer))
+
+        progress.stage("databases compared", len(result.members))
+        in_turn(result.members, compare, fleet.bounds, progress)
     progress.stage("effects in several databases", None)
     result.doubles, result.faults = find_doubles(result.results, lambda: progress.done(0))
     for total in () if fleet.only else fleet.totals:
@@ -119,6 +127,17 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
         result.totals.append(total_of(fleet, total, membership.members, lambda: progress.done(0)))
     result.seconds = time.monotonic() - began
     return result
+
+
+@contextmanager
+def _shared_engine(members: Sequence[Member], bounds: Bounds, progress: Progress) -> Iterator[Engine | None]:
+    """Yield one Spark for all members that are compared on it; None if none is."""
+    jobs = [member.job for member in members if choose_engine(member.job)[0] is EngineName.SPARK]
+    if not jobs:
+        yield None
+        return
+    with run.engine_for(jobs[0], progress, bounds.at_once) as engine:
+        yield engine
 
 
 def mend_fleet(fleet: Fleet, result: FleetResult, progress: Progress | None = None) -> None:
@@ -227,7 +246,7 @@ class FleetRun:
         pairs = [pair for _, each in result.results for pair in each.pairs]
         counts = sum((pair.counts for pair in pairs), Counter())
         plan: Mapping[str, Any] = {
-            "engine": EngineName.LOCAL,
+            "engine": max((pair.plan.engine for pair in pairs), default=EngineName.LOCAL),
             "why": [result.sentence, f"{len(result.members)} jobs of two databases each, {len(pairs)} pairs in all"],
             "rows_read": sum(pair.plan.rows_read for pair in pairs),
             "healed": sum(pair.healed for pair in pairs),

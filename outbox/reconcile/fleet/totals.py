@@ -27,13 +27,14 @@ from outbox.message.model import uuid7
 from outbox.reconcile import job as jobs
 from outbox.reconcile.fleet.config import Fleet, FleetTotal
 from outbox.reconcile.fleet.members import Member, Membership, matches, matching
-from outbox.reconcile.job import Job, NoProgress, Outcome, Pair, Range, Window
+from outbox.reconcile.job import NO_DATABASE, Job, NoProgress, Outcome, Pair, Range, Window
 from outbox.reconcile.measure.compute import TIMEOUT, Bodies, Key, Select, Tally, side_by_side
+from outbox.reconcile.measure.result import EXACT
 from outbox.reconcile.pairing import Common, FirstPass, LocalEngine, Pairing, rules_now, sources
 from outbox.reconcile.plan import cut
 from outbox.reconcile.record.write import Record
 from outbox.reconcile.report import amount, gravest
-from outbox.reconcile.rows import EXACT, FINDING, Both, JobResult, PairResult, fixed_ids, judge, to_uuids
+from outbox.reconcile.rows import FINDING, Both, JobResult, PairResult, fixed_ids, judge, to_uuids
 from outbox.reconcile.run import arriving
 from outbox.reconcile.source import (
     PostgresSide,
@@ -153,6 +154,13 @@ def check_total(fleet: Fleet, total: FleetTotal, membership: Membership) -> None
                 f"no database is like {', '.join(part.databases)}; known are {', '.join(fleet.databases)}"
             )
     addition = _Addition.of(fleet, total, membership.members)
+    if lakes := [name for name in addition.databases if fleet.databases[name] == NO_DATABASE]:
+        raise total.refused(f"{lakes[0]} has no database that a SELECT could ask; narrow databases")
+    if foreign := [f"{pair} ({member})" for member, pair in addition.moving if member.job.tables]:
+        raise total.refused(
+            f"{foreign[0]} moves between tables that aren't ours, which don't tell what is under way; narrow topics, "
+            "groups or databases"
+        )
     servers = [membership.servers.of(fleet.databases[name]) for name in addition.databases]
     readers = max((2 * member.job.workers for member, _ in addition.moving), default=0)
     for server in dict.fromkeys(servers):
@@ -310,7 +318,8 @@ def find_doubles(
     """
     inboxes: dict[tuple[str, str, str], list[_Inbox]] = {}
     for member, job_result in results:
-        for result in job_result.pairs:
+        # Our inbox alone tells when a message took effect.
+        for result in job_result.pairs if "consumer" not in member.job.tables else ():
             inboxes.setdefault((member.producer, *result.pair.names), []).append(_Inbox(member, result))
     doubles, faults = list[Double](), list[str]()
     for (producer, topic, group), several in inboxes.items():

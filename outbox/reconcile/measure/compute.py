@@ -35,7 +35,8 @@ from outbox.message.content import ENCODING_HEADER
 from outbox.message.masking import NAMES, names_in, path_of
 from outbox.reconcile.job import FIRST_ID, Pair, Range, Window
 from outbox.reconcile.measure import COUNT, Measure, Sums
-from outbox.reconcile.rows import EXACT, MeasureResult, MeasureRow, to_uuids
+from outbox.reconcile.measure.result import EXACT, MeasureResult, MeasureRow
+from outbox.reconcile.rows import to_uuids
 from outbox.reconcile.source import in_savepoint
 from outbox.reconcile.sql import values_of
 from outbox.reconcile.tables import InboxState, ProducerState

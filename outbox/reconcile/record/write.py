@@ -15,9 +15,10 @@ from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
 from outbox.reconcile.job import DONE, Access, Interrupted, Outcome, Repair, Window, counts_as_json, hidden
+from outbox.reconcile.measure.result import MeasureResult
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
-from outbox.reconcile.rows import DIGESTS, Finding, MeasureResult, PairResult, Repaired, to_findings
+from outbox.reconcile.rows import DIGESTS, Finding, PairResult, Repaired, to_findings
 from outbox.reconcile.source import MOST_TRIES, connected, insist
 from outbox.text import storable, summary_of
 

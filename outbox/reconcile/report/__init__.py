@@ -46,26 +46,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from outbox.destination import Destination, whole_at
 from outbox.reader import plain as as_plain
 from outbox.reconcile.job import DONE, HEALED, KINDS, Outcome, Repair, counts_as_json
+from outbox.reconcile.measure.result import EXACT, MeasureResult, MeasureRow
 from outbox.reconcile.rows import (
     DIGESTS,
-    EXACT,
     FINDING,
     ComparisonPlan,
     Estimate,
     Finding,
     JobResult,
     Lag,
-    MeasureResult,
-    MeasureRow,
     PairResult,
     Repaired,
     Torn,
@@ -73,7 +71,7 @@ from outbox.reconcile.rows import (
     to_uuids,
 )
 from outbox.reconcile.tables import InboxState, ProducerState
-from outbox.text import counted, duration, fields_of, key_text, plain, whole
+from outbox.text import counted, duration, fields_of, key_text, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -461,7 +459,10 @@ FINDINGS: pa.Schema = pa.schema(
     [
         pa.field("run", pa.string(), nullable=False),
         pa.field("began_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("producer", pa.string(), nullable=False),
+        pa.field("consumer", pa.string(), nullable=False),
         pa.field("topic", pa.string(), nullable=False),
+        pa.field("feed", pa.string(), nullable=False),
         pa.field("group", pa.string(), nullable=False),
         pa.field("message_id", pa.string(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
@@ -487,7 +488,7 @@ def findings_of(result: JobResult) -> pa.Table:
     return pa.concat_tables([FINDINGS.empty_table(), *(_of_pair(pair, result) for pair in result.pairs)])
 
 
-def write_findings(folder: Path, result: JobResult) -> None:
+def write_findings(folder: Destination, result: JobResult) -> None:
     """Write the differences of each pair of a job as a file of a data set, and make the folder if need be.
 
     Raises:
@@ -498,7 +499,6 @@ def write_findings(folder: Path, result: JobResult) -> None:
     for pair in result.pairs:
         rows = _of_pair(pair, result)
         of_day = folder / f"day={pair.begun_at.astimezone(dt.UTC):%Y-%m-%d}"
-        of_day.mkdir(parents=True, exist_ok=True)
         facts = {
             "counts": counts_as_json(pair.counts),
             "left_out": pair.left_out,
@@ -506,7 +506,7 @@ def write_findings(folder: Path, result: JobResult) -> None:
             "applied": result.applied,
         }
         facts |= {"since": pair.window.since, "until": pair.window.until}
-        with whole(of_day / f"{pair.run_id}.parquet") as file:
+        with whole_at(of_day / f"{pair.run_id}.parquet") as file:
             pq.write_table(rows.replace_schema_metadata({_KEY: json.dumps(as_plain(facts))}), file, compression="zstd")
 
 
@@ -518,7 +518,10 @@ def _of_pair(pair: PairResult, result: JobResult) -> pa.Table:
     columns = named(found) | {
         "run": pa.repeat(str(pair.run_id), number),
         "began_at": pa.repeat(pa.scalar(pair.begun_at, FINDINGS.field("began_at").type), number),
+        "producer": pa.repeat(result.labels[0], number),
+        "consumer": pa.repeat(result.labels[1], number),
         "topic": pa.repeat(pair.pair.topic, number),
+        "feed": pa.repeat(pair.pair.feed, number),
         "group": pa.repeat(pair.pair.group, number),
         "action": _names({int(kind): action.value for kind, action in actions.items()}, found["outcome"]),
         "result": pa.array([results.get(each) for each in ids], pa.string()),

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,9 @@ import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from outbox.destination import Destination, whole_at
 from outbox.reconcile.job import Outcome
+from outbox.reconcile.measure.result import EXACT, MeasureResult, MeasureRow
 from outbox.reconcile.report import (
     amount,
     backlog_of,
@@ -33,8 +34,8 @@ from outbox.reconcile.report import (
     sentence_of,
     verdict,
 )
-from outbox.reconcile.rows import EXACT, JobResult, Lag, MeasureResult, MeasureRow, fixed_ids
-from outbox.text import counted, duration, key_text, plain, whole
+from outbox.reconcile.rows import JobResult, Lag, fixed_ids
+from outbox.text import counted, duration, key_text, plain
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -246,9 +247,9 @@ LIMIT = 500
 ROWS = 40
 
 
-def write_html(path: Path, result: JobResult, limit: int = LIMIT) -> None:
+def write_html(path: Destination, result: JobResult, limit: int = LIMIT) -> None:
     """Write the page, at once and whole."""
-    with whole(path) as file:
+    with whole_at(path) as file:
         file.write(render(result, limit).encode())
 
 

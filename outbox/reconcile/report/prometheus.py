@@ -31,24 +31,24 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from outbox.destination import Destination, whole_at
 from outbox.reconcile.job import KINDS, Outcome, Pair
 from outbox.reconcile.report import kinds, unexplained
 from outbox.reconcile.rows import JobResult
 from outbox.text import key_text
 
 
-def write_prometheus(path: Path, result: JobResult) -> None:
+def write_prometheus(path: Destination, result: JobResult) -> None:
     """Write the gauges of a run to a file, at once and whole: a temporary file beside it is renamed."""
     gauges = Gauges()
     gauges.add(result)
     gauges.write(path)
 
 
-def write_failed(path: Path, pairs: Iterable[Pair], at: dt.datetime) -> None:
+def write_failed(path: Destination, pairs: Iterable[Pair], at: dt.datetime) -> None:
     """Write that the run of these pairs at this time failed."""
     gauges = Gauges()
     gauges.fail(pairs, at)
@@ -63,9 +63,10 @@ class Gauges:
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Destination) -> None:
         """Write them to a file, at once and whole."""
-        write_to_textfile(str(path), self._registry)
+        with whole_at(path) as file:
+            file.write(generate_latest(self._registry))
 
     def add(self, result: JobResult, *values: str) -> None:
         """Add a run that came to an end; ``values`` are those of the labels."""

@@ -64,18 +64,20 @@ class SparkEngine(ExitStack):
     one of ours.
 
     ``workers`` tasks run at once where Spark is started in this process; on a cluster as many as the application has
-    cores.
+    cores. Of several ``jobs`` at once each has ``workers`` tasks at most, wherever they run: each task has a session of
+    either database, and how many these have in all is bounded.
     """
 
-    def __init__(self, options: Spark, workers: int) -> None:
+    def __init__(self, options: Spark, workers: int, jobs: int | None = None) -> None:
         super().__init__()
         self._options = options
         self._workers = workers
+        self._jobs = jobs
 
     @cached_property
     def session(self) -> Session:
         """The session; it is opened at first use."""
-        return self.enter_context(session(self._options, self._workers))
+        return self.enter_context(session(self._options, self._workers * (self._jobs or 1)))
 
     def start(self, waiting: Callable[[], None]) -> None:
         """Start Spark, and wait until it has run a task: a cluster may have no free place, or no Python with libraries.
@@ -118,14 +120,16 @@ class SparkEngine(ExitStack):
             if isinstance(side, PostgresSide):
                 refuse_loopback(opened.master, side.access.resolved().url)
         partitions, lakes = len(tasks), [side for side in both if isinstance(side, LakeSide)]
-        if opened.master.in_process:
+        if self._jobs is not None:
+            partitions = min(partitions, self._workers)
+        elif opened.master.in_process:
             partitions = min(partitions, _OF_CORE * opened.spark.sparkContext.defaultParallelism)
         with translating([secret for side in lakes for secret in side.secrets]):
             if lakes:
                 frame = shuffled(opened.spark, comparison, [each for task in tasks for each in task])
             else:
                 frame = planned(opened.spark, comparison, tasks, partitions)
-            answers = run(opened, frame, lambda share: done(int(share * len(tasks))))
+            answers = run(opened, frame, lambda share: done(int(share * len(tasks))), comparison.title)
         yield results(answers)
         done(len(tasks))
 
@@ -196,7 +200,7 @@ COMPARED: pa.Schema = pa.schema(
     [
         FINDINGS.field(name)
         for name in FINDINGS.names
-        if name not in {"run", "began_at", "topic", "group", "action", "result"}
+        if name not in {"run", "began_at", "producer", "consumer", "topic", "feed", "group", "action", "result"}
     ]
 )
 

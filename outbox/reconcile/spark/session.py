@@ -311,8 +311,10 @@ def _collected(plan: DataFrame) -> pa.Table:
     return pa.Table.from_batches(batches, schema=to_arrow_schema(plan.schema))
 
 
-def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> pa.Table:
-    """Return the rows of a plan.
+def run(
+    session: Session, plan: DataFrame, report: Callable[[float], None], title: str = "outbox reconcile"
+) -> pa.Table:
+    """Return the rows of a plan; ``title`` is what Spark's own pages call its jobs.
 
     ``report`` is called several times a second with the share that is finished, under 1, which never shrinks; what it
     raises ends the job.
@@ -330,7 +332,7 @@ def run(session: Session, plan: DataFrame, report: Callable[[float], None]) -> p
             if session.master.connect:
                 session.spark.addTag(name)
             else:
-                session.spark.sparkContext.setJobGroup(name, "outbox reconcile")
+                session.spark.sparkContext.setJobGroup(name, title)
             box.append(_collected(plan))
         except BaseException as error:  # raised again by the thread that waits
             box.append(error)
