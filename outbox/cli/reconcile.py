@@ -253,7 +253,8 @@ class ReportOptions:
         for name, path in self.files():
             importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
             if isinstance(path, Remote):
-                path.opened()
+                with _writing(path):
+                    path.opened()
                 continue
             if name == "findings" and path.is_file():
                 raise Failure(f"--findings {path} is a file; name a folder")

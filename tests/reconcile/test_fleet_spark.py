@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
-from outbox.errors import InvalidSettings
+from outbox.errors import InvalidSettings, ReconcileError
 from outbox.reconcile.fleet.config import Bounds, Fleet, FleetTotal, PairPattern, TotalPart
 from outbox.reconcile.fleet.members import members_of
 from outbox.reconcile.fleet.report import write_findings
@@ -147,3 +147,15 @@ def test_a_total_is_not_told_from_foreign_tables(platform: Fleet) -> None:
     lake = replace(total, parts=(TotalPart(("lake",), "SELECT 1 AS n"),))
     with pytest.raises(InvalidSettings, match="lake has no database"):
         compare_fleet(replace(platform, totals=(lake,)))
+
+
+def test_where_spark_does_not_start_the_others_are_compared(platform: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member that needs it says why; what threads can compare has its result."""
+
+    def broken(*_: Any) -> AbstractContextManager[Session]:
+        raise ReconcileError("no Java that this Spark supports")
+
+    monkeypatch.setattr(frames, "session", broken)
+    errors = {str(each.member): each.error for each in compare_fleet(platform).members}
+    assert errors.pop("lake → books").endswith("no Java that this Spark supports")
+    assert set(errors.values()) == {""}

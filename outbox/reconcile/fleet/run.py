@@ -13,14 +13,15 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 from uuid import UUID
 
+from outbox.errors import ReconcileError
 from outbox.reconcile import run
 from outbox.reconcile.fleet.config import Bounds, Fleet
 from outbox.reconcile.fleet.members import Member, members_of
@@ -107,13 +108,16 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
         check_total(fleet, total, membership)
     result = FleetResult([MemberResult(member) for member in membership.members], membership.unreachable)
 
-    with _shared_engine(membership.members, fleet.bounds, progress) as engine:
+    with ExitStack() as stack:
+        engine, why = _shared_engine(membership.members, fleet.bounds, progress, stack)
 
         def compare(each: MemberResult, listener: Progress) -> None:
             # A member has no more time than is left of the fleet's.
             left = max(began + fleet.bounds.max_time - time.monotonic(), 1.0)
             job = each.member.job
             by_spark = choose_engine(job)[0] is EngineName.SPARK
+            if by_spark and engine is None:
+                raise ReconcileError(why)
             limited = replace(job, max_time=min(job.max_time, left))
             result = run.compare(limited, listener, engine=engine if by_spark else None)
             each.result = replace(result, labels=(each.member.producer, each.member.consumer))
@@ -129,15 +133,20 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
     return result
 
 
-@contextmanager
-def _shared_engine(members: Sequence[Member], bounds: Bounds, progress: Progress) -> Iterator[Engine | None]:
-    """Yield one Spark for all members that are compared on it; None if none is."""
+def _shared_engine(
+    members: Sequence[Member], bounds: Bounds, progress: Progress, stack: ExitStack
+) -> tuple[Engine | None, str]:
+    """Return one Spark for all members that are compared on it, which ends with the stack; or why there is none.
+
+    Where it doesn't start, the others are compared all the same.
+    """
     jobs = [member.job for member in members if choose_engine(member.job)[0] is EngineName.SPARK]
     if not jobs:
-        yield None
-        return
-    with run.engine_for(jobs[0], progress, bounds.at_once) as engine:
-        yield engine
+        return None, "no member is compared on Spark"
+    try:
+        return stack.enter_context(run.engine_for(jobs[0], progress, bounds.at_once)), ""
+    except ReconcileError as error:
+        return None, str(error)
 
 
 def mend_fleet(fleet: Fleet, result: FleetResult, progress: Progress | None = None) -> None:
