@@ -385,7 +385,7 @@ def sure(compared: Iterable[tuple[Job, JobResult]], *, yes: bool) -> bool:
         for job, result in compared
         for pair in result.pairs
         for kind, number in pair.differences.items()
-        if (repair := kind.repair(job.policy)) is not Repair.ALERT
+        if (repair := kind.repair(job.policy, job.tables)) is not Repair.ALERT
     ]
     if yes or not repairs:
         return True

@@ -29,7 +29,7 @@ def test_an_empty_job_is_in_sync() -> None:
 
 def test_the_whole_is_told() -> None:
     """Plan, reasons, counts, kinds, repairs, findings, lag, measures and the verdict are all there."""
-    text = printed(whole(), findings=51)
+    text = printed(whole(), findings=54)
     lines = text.splitlines()
     assert any(
         line.split() == ["1,234,567", "consumed", "committed,", "dispatched", "and", "consumed"] for line in lines
@@ -47,8 +47,8 @@ def test_the_whole_is_told() -> None:
         assert expected in text
     for kind in KINDS:
         assert sum(line.startswith(f"{kind.label}: ") for line in lines) == 1
-    assert text.count("019ce") == 51
-    assert lines[-1] == "49 differences left, 5 of 54 repaired; bank: 1 transfers, 1.50 amount unexplained"
+    assert text.count("019ce") == 54
+    assert lines[-1] == "52 differences left, 5 of 57 repaired; bank: 1 transfers, 1.50 amount unexplained"
 
 
 def test_of_a_measure_only_what_is_off_is_shown_with_the_totals() -> None:
