@@ -324,7 +324,8 @@ def reconcile(
             values["keep_for"] = 0.0
         if values["spark"]:
             values.setdefault("engine", EngineName.SPARK)
-        work = described_job(source, pairs, filters, window, values)
+        with output.Bars():  # a window of the last hours asks a database for the time
+            work = described_job(source, pairs, filters, window, values)
         secrets += [work.producer.url, work.consumer.url, work.recorder.url]
         if (work.by_spark or work.engine is EngineName.SPARK) and importlib.util.find_spec("pyspark") is None:
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,10 @@ from outbox.reconcile.run import reconcile
 from outbox.reconcile.source import engine_of
 from outbox.reconcile.tables import NO_OPINION, ForeignTable, InboxState, ProducerState
 from tests.cli.conftest import run_cli
-from tests.kit import wait_until
+from tests.kit import stride, wait_until
 from tests.reconcile.foreign import IDS, SENT, foreign_job, tell
+from tests.reconcile.repair_process import Repairer
+from tests.reconcile.test_repair_kill import named, nobody_repairs
 from tests.reconcile.town import HOUR, PAIR, Fate, Place, Town, fate, url_of
 
 NONE, CONSUMED, FAILED, PARKED, QUARANTINED = InboxState
@@ -289,6 +292,32 @@ def test_what_changes_under_the_lock_is_seen(village: Town, monkeypatch: pytest.
     assert believes(village, one) == ["dead"]
 
 
+@pytest.mark.slow
+def test_killed_after_each_round_trip(village: Town) -> None:
+    """No write is without its audit at any moment; run again, all is done, and nothing twice."""
+    ids, job, found = found_and_left(
+        village, *[fate(opinion="failed")] * 5, *[fate(opinion="consumed", status=PARKED)] * 5
+    )
+    repairer = Repairer()
+    try:
+        for after in itertools.count(1, stride(1)):
+            said, pid = repairer.start((named(job), uuid7(), found, 3, after))
+            if said == "ended":
+                repairer.wait()
+                break
+            assert repairer.kill(pid)
+            wait_until(lambda: nobody_repairs(village), "the server has noticed the end")
+            told = {target for _, target, _ in audited(village)}
+            written = [id_ for id_ in ids if believes(village, id_) != ["trouble" if id_ in ids[:5] else "done"]]
+            assert {f"g/{id_}" for id_ in written} <= told
+        assert after > 10, "a repair has more round trips than that"
+    finally:
+        repairer.close()
+    assert believes(village, *ids) == ["done"] * 5 + ["dead"] * 5
+    assert {target for _, target, _ in audited(village)} == {f"g/{id_}" for id_ in ids}
+    assert set(repaired(village, job, found).values()) == {HEALED}
+
+
 def test_no_write_without_its_audit(village: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the audit can't be written nothing is; run again, all is done, and told."""
     (one,), job, found = found_and_left(village, fate(opinion="failed"))
@@ -368,6 +397,40 @@ def test_by_the_command_it_is_previewed_asked_and_recorded(
     (run,) = village.rows("SELECT id FROM outbox.reconciliation_run WHERE applied")
     recorded = "SELECT kind, action, result FROM outbox.reconciliation_finding WHERE run_id = :run ORDER BY kind"
     assert [tuple(row) for row in village.rows(recorded, run=run)] == expected
+
+
+BY_HAND = Path(__file__).parents[2] / "examples" / "order_payment" / "by_hand.toml"
+
+
+def test_the_order_balance_systems_own_tables_agree(village: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of the example: the consumer's word comes back into the status of producer_msg, and of no other row."""
+    village.run(
+        """CREATE TABLE producer_msg (msg_id text PRIMARY KEY, status varchar(32), send_times int,
+                                      update_time timestamp);
+           CREATE TABLE consumer_msg (msg_id text PRIMARY KEY, status varchar(16), retry_times int,
+                                      create_time timestamp, update_time timestamp);
+           INSERT INTO producer_msg
+           SELECT word, word, 1, timezone('UTC', now() - interval '1 hour')
+             FROM unnest(ARRAY['PREPARED', 'SENT', 'CONSUMED', 'CONSUME_FAILED', 'OVER_CONSUME_RETRY',
+                               'ROLLED_BACK']) word;
+           INSERT INTO consumer_msg
+           SELECT word, said, 1, timezone('UTC', now() - interval '1 hour'), timezone('UTC', now() - interval '1 hour')
+             FROM (VALUES ('SENT', 'DONE'), ('CONSUMED', 'DONE'), ('CONSUME_FAILED', 'DEAD'),
+                          ('OVER_CONSUME_RETRY', 'RETRY')) v (word, said)"""
+    )
+    for name in ("ACCOUNT_URL", "ORDER_URL", "RECORD_URL"):
+        monkeypatch.setenv(name, url_of(village.producer))
+    done = run_cli("reconcile", "--config", str(BY_HAND), "--apply", "--yes")
+    assert "3 repaired (sync_opinion)" in done.out, done.err
+    assert dict(village.rows("SELECT msg_id, status FROM producer_msg")) == {
+        "PREPARED": "PREPARED",
+        "SENT": "CONSUMED",
+        "CONSUMED": "CONSUMED",
+        "CONSUME_FAILED": "OVER_CONSUME_RETRY",
+        "OVER_CONSUME_RETRY": "CONSUME_FAILED",
+        "ROLLED_BACK": "ROLLED_BACK",
+    }
+    assert "opinion_differs" not in run_cli("reconcile", "--config", str(BY_HAND)).out
 
 
 def test_what_a_finding_says(village: Town) -> None:

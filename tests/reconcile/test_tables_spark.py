@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox.errors import InvalidSettings, ReconcileError
-from outbox.reconcile.job import NO_DATABASE, Job, Outcome, Part, Window
+from outbox.reconcile.job import NO_DATABASE, EngineName, Job, Outcome, Part, Repair, Window
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.tables import ForeignTable, InboxState, ProducerState
@@ -135,6 +135,23 @@ def test_a_lake_beside_our_own_tables(village: Town, tmp_path: Path, part: Part)
     agrees(reconcile(job).pairs[0], expected)
     runs = village.rows("SELECT topic FROM outbox.reconciliation_run WHERE finished_at IS NOT NULL AND error IS NULL")
     assert runs == (["t"] if part == "producer" else [])
+
+
+@pytest.mark.parametrize("consumer", ["ours", "foreign", "lake"])
+def test_an_opinion_is_written_back_from_spark(village: Town, tmp_path: Path, consumer: str) -> None:
+    """By the driver, as other repairs; whatever the consumer's side is read from."""
+    told(village, "text", [fate(opinion="failed"), *[fate(opinion="consumed")] * 5])
+    tables: dict[str, Any] = {"producer_table": SENT}
+    if consumer == "foreign":
+        tables["consumer_table"] = KNOWN
+    if consumer == "lake":
+        tables["consumer_table"] = parquet(tmp_path, "consumer", rows_of(village, "legacy_known"))
+    policy = {Outcome.OPINION_DIFFERS: Repair.SYNC_OPINION}
+    record = {"record": True, "record_in": village.accesses[1]}
+    job = beside(village, **tables, **record, engine=EngineName.SPARK, policy=policy, apply=True)
+    (repaired,) = reconcile(job).pairs[0].repairs
+    assert (repaired.action, repaired.result) == ("sync_opinion", "done")
+    assert village.rows("SELECT DISTINCT believed FROM legacy_sent") == ["done"]
 
 
 def test_a_lake_beside_a_foreign_table_of_a_database(village: Town, tmp_path: Path) -> None:
