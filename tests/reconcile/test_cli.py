@@ -256,6 +256,17 @@ def test_max_findings(sides: Town) -> None:
     assert len(sides.rows("SELECT FROM outbox.reconciliation_finding")) == 19
 
 
+def test_names_with_dots_and_moments(sides: Town) -> None:
+    """A group may have dots in its name, and a duration may be of milliseconds, by option and by file."""
+    sides.plant([fate(status=InboxState.FAILED, age=0.0, received=2.0)], group="eu.loyalty")
+    named = ("--topic", "t", "--group", "eu.loyalty", "-o", "json")
+    assert counts(reconcile(*named, "--grace", "1500ms")) == {"failed": 1}
+    assert counts(reconcile(*named, "--grace", "1h2500ms")) == {}
+    (pair,) = reconcile("--pair", "t:eu.loyalty", "--grace", "1500ms", "-o", "json").json["pairs"]
+    assert (pair["group"], pair["window"]["grace"]) == ("eu.loyalty", 1.5)
+    assert "grace 250ms" in reconcile(*named[:4], "--grace", "250ms").out
+
+
 def test_max_resends(sides: Town) -> None:
     """A message that was resent as often as --max-resends allows is given up."""
     sides.plant([fate(status=InboxState.NONE, sends=2)])

@@ -18,7 +18,7 @@ from outbox.cli.output import Code
 from outbox.errors import InvalidSettings
 from outbox.message.model import uuid7
 from outbox.reconcile import repair as repairing
-from outbox.reconcile.job import DONE, HEALED, KINDS, Job, Outcome, Repair, Tier
+from outbox.reconcile.job import DONE, HEALED, KINDS, Job, Outcome, Part, Repair, Tier
 from outbox.reconcile.record.write import detail_of
 from outbox.reconcile.report import as_json, sentence_of
 from outbox.reconcile.rows import Finding, to_findings
@@ -142,8 +142,8 @@ def found_in(job: Job) -> list[Finding]:
 def syncing(village: Town, *parts: Any, **options: Any) -> Job:
     """Return a job that writes the consumer's word into the producer's table."""
     parts = parts or ("producer",)
-    record = {"record": True, "record_in": village.accesses[1]}
-    return foreign_job(village, *parts, **{"policy": SYNC, "apply": True, "actor": "night"} | record | options)
+    options = {"policy": SYNC, "apply": True, "record": True, "record_in": village.accesses[1]} | options
+    return foreign_job(village, *parts, actor="night", **options)
 
 
 def believes(village: Town, *ids: UUID) -> list[str | None]:
@@ -223,7 +223,8 @@ def test_one_status_is_written_and_keeps_its_state(village: Town) -> None:
     """A word that tells another state, too, is not written over this one."""
     sent, back = village.plant([fate(opinion="failed"), fate(opinion="failed", status=NONE, state=ROLLED_BACK)])
     told(village)
-    table = replace(ONE, states=ONE.states | {"LOST": "rolled_back"}, opinions=ONE.opinions | {"LOST": "failed"})
+    states, opinions = {**ONE.states, "LOST": "rolled_back"}, {**ONE.opinions, "LOST": "failed"}
+    table = replace(ONE, states=states, opinions=opinions)
     village.run("UPDATE legacy_msg SET status = 'LOST' WHERE status = 'BACK'")
     job = syncing(village, producer_table=replace(table, write={"failed": "BAD"}))
     results = {each.id: each.result for each in reconcile(job).pairs[0].repairs}
@@ -449,7 +450,8 @@ def test_what_a_finding_says(village: Town) -> None:
 def test_a_foreign_pair_names_only_mends_that_it_has(village: Town, kind: Outcome) -> None:
     """Nothing of ours is done to tables that we don't know, but for an opinion that can be written."""
     policy = {each: each.repairs[-1] for each in KINDS} | {each: each.repairs[0] for each in KINDS if each is DIFFERS}
-    for foreign in (("producer",), ("consumer",), ("producer", "consumer")):
+    sides: tuple[tuple[Part, ...], ...] = (("producer",), ("consumer",), ("producer", "consumer"))
+    for foreign in sides:
         text = kind.mend(policy, foreign)
         assert "--apply" not in text
         assert "the policy" not in text

@@ -99,7 +99,7 @@ def test_the_whole_is_told(page: Page) -> None:
         "1 refused: somebody else holds its row (1)",
         "Spark's start would take longer",
         "50% within 100 ms",
-        "second look 0.3s",
+        "second look 300ms",
         "expected 1,100 rows, 2.5 MB, 4.2s; it came to 1,234 rows, 2.6 MB, 3.9s",
         "4 more differences had healed at the second look.",
         "dispatched at queue 2, position 23002, 2 sends, 6h00m ago; the inbox doesn't know it",

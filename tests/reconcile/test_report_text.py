@@ -38,7 +38,7 @@ def test_the_whole_is_told() -> None:
         "2026-03-14 02:00:00+00:00, grace 5m00s",
         "digest tier, local engine",
         "Spark's start would take longer",
-        "second look 0.3s",
+        "second look 300ms",
         "expected 1,100 rows, 2.5 MB, 4.2s; it came to 1,234 rows, 2.6 MB, 3.9s",
         "50% within 100 ms, 90% within 300 ms, 99% within 10 s (a sample of 1,223 messages)",
         "1 repaired (resend), 1 healed meanwhile, 1 refused: somebody else holds its row (1)",

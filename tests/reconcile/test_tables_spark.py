@@ -75,7 +75,7 @@ def in_spark(part: Part, **source: Any) -> ForeignTable:
     declared = SENT if part == "producer" else KNOWN
     # Expressions of Spark's, where names have more in them than letters.
     columns = {name: f"`{own}`" for name, own in declared.columns.items() if name != "topic"}
-    return ForeignTable(columns=columns, states=declared.states, **source)
+    return ForeignTable(columns=columns, states=declared.states, opinions=declared.opinions, **source)
 
 
 def iceberg(folder: Path, part: Part, rows: pa.Table) -> ForeignTable:
