@@ -108,7 +108,7 @@ class Outcome(enum.IntEnum):
     RESEND_EXHAUSTED = 22, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
     MISSING = 23, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
     UNCONSUMED = 24, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
-    # Told before what the consumer says itself: who relies on the producer doesn't know of that.
+    # Told before what the consumer says itself, of which a reader of the producer's table doesn't know.
     OPINION_DIFFERS = (
         25, "the producer holds it for something else than the consumer says, for longer than the grace period",
         Repair.ALERT, Repair.SYNC_OPINION,

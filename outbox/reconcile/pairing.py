@@ -130,17 +130,9 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 # --- sides and rules -------------------------------------------------------------------------------------
 
 
-def sources(
-    job: Job,
-    pair: Pair,
-    snapshots: Snapshots | None = None,
-    engine: Engine | None = None,
-    waiting: Callable[[], None] = lambda: None,
-) -> tuple[Side, Side]:
-    """Return the sources of producer and consumer, each as `side_of`."""
-    return side_of(job, pair, "producer", snapshots, engine, waiting), side_of(
-        job, pair, "consumer", snapshots, engine, waiting
-    )
+def sources(job: Job, pair: Pair, **reading: Any) -> tuple[Side, Side]:
+    """Return the sources of producer and consumer; ``reading`` is what `side_of` takes besides."""
+    return side_of(job, pair, "producer", **reading), side_of(job, pair, "consumer", **reading)
 
 
 def side_of(
@@ -534,7 +526,8 @@ class Pairing:
 
     def _comparison(self) -> Comparison:
         rules = rules_of(self.job, self.pair, self.snapshots)
-        return Comparison(*sources(self.job, self.pair, self.snapshots, self.engine, self._waiting), rules)
+        reading = {"snapshots": self.snapshots, "engine": self.engine, "waiting": self._waiting}
+        return Comparison(*sources(self.job, self.pair, **reading), rules)
 
     def _waiting(self) -> None:
         self.progress.done(0)

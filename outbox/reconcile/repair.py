@@ -566,11 +566,11 @@ def sync_opinion(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     a repair is killed in between, it tells of an act that isn't done, and the next run does it; none goes untold.
     """
     job, pair, table = work.job, work.pair, cast("ForeignTable", work.job.producer_table)
-    results, left, words = _said_since(work, batch), dict[str, list[Finding]](), table.written
+    results, left, words = _word_since(work, batch), dict[str, list[Finding]](), table.written
     for finding in (each for each in batch if each.id not in results):
-        said = _named(finding.status)
-        if (word := words.get(said)) is None:
-            results[finding.id] = f"refused: opinions has no word that stands for {said}; give it one"
+        status = _named(finding.status)
+        if (word := words.get(status)) is None:
+            results[finding.id] = f"refused: opinions has no word that stands for {status}; give it one"
         elif table.state_of(word) not in {None, finding.state}:
             results[finding.id] = f"refused: the word {word} tells another state of it, too"
         else:
@@ -590,7 +590,7 @@ def sync_opinion(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     return results
 
 
-def _said_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+def _word_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Return the results of messages of which the consumer says something else by now."""
     if "consumer" in work.job.by_spark:
         return {}  # it was read as a whole, and would be once more for each batch

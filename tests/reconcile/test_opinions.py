@@ -142,8 +142,8 @@ def found_in(job: Job) -> list[Finding]:
 def syncing(village: Town, *parts: Any, **options: Any) -> Job:
     """Return a job that writes the consumer's word into the producer's table."""
     parts = parts or ("producer",)
-    options = {"policy": SYNC, "apply": True, "record": True, "record_in": village.accesses[1]} | options
-    return foreign_job(village, *parts, actor="night", **options)
+    known: dict[str, Any] = {"policy": SYNC, "apply": True, "record": True, "record_in": village.accesses[1]}
+    return foreign_job(village, *parts, actor="night", **known | options)
 
 
 def believes(village: Town, *ids: UUID) -> list[str | None]:

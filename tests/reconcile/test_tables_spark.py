@@ -204,7 +204,7 @@ def test_what_cant_be_read_is_named(
     village.plant([fate(), fate(state=ProducerState.UNDECIDED, status=InboxState.NONE)])
     tell(village, ids="string")
     table = parquet(tmp_path, "producer", rows_of(village, "legacy_sent"))
-    job = beside(village, producer_table=replace(table, **changes))
+    job = beside(village, producer_table=replace(table, **{"opinions": {}} | changes))
     with pytest.raises(error, match=said) as caught:
         reconcile(job)
     assert "\n" not in str(caught.value)

@@ -535,10 +535,10 @@ def named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
     ids = pa.array([str(each) for each in to_uuids(found)], pa.string())
     columns["message_id"] = pc.coalesce(found["foreign_id"], ids)
     for name, (kind, least) in NUMBERS.items():
-        said = pc.if_else(pc.less(found[name], least), None, found[name])
+        values = pc.if_else(pc.less(found[name], least), None, found[name])
         if issubclass(kind, enum.IntEnum):
-            said = _names({each.value: each.name.lower() for each in kind}, said)
-        columns["kind" if name == "outcome" else name] = said
+            values = _names({each.value: each.name.lower() for each in kind}, values)
+        columns["kind" if name == "outcome" else name] = values
     return columns
 
 
