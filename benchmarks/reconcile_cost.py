@@ -83,7 +83,7 @@ def read(place: Place, rows: int | None) -> Callable[[], Found]:
     """Return what reads some ranges of so many rows of a side; everything for None."""
     sides = _Sides(place)
     rules = rules_of(sides.job, sides.pair, sides.snapshots)
-    comparison = Comparison(*sources(sides.job, sides.pair, sides.snapshots), rules)
+    comparison = Comparison(*sources(sides.job, sides.pair, snapshots=sides.snapshots), rules)
     if rows is None:
         points = plan.points(sides.snapshots, sides.size, plan.POINTS)
         tasks = plan.few_tasks(plan.weighed(_WHOLE, points, sides.size))

@@ -181,7 +181,9 @@ def plain(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people: ``4.2s``, ``3m10s``, ``5h07m``, ``2d04h``."""
+    """Return a duration for people: ``250ms``, ``4.2s``, ``3m10s``, ``5h07m``, ``2d04h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, second = divmod(int(seconds), 60)

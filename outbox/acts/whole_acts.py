@@ -683,7 +683,7 @@ LOG_OUT = "log_out"
 #: write the message or the status that was missing.
 AUDITED: tuple[str, ...] = (
     *(act.name for act in DECLARATIONS),
-    *("bulk", "reveal", LOG_OUT, "quarantine", "release", "dispatch", "sync_status"),
+    *("bulk", "reveal", LOG_OUT, "quarantine", "release", "dispatch", "sync_status", "sync_opinion"),
 )
 
 

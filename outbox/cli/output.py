@@ -333,7 +333,7 @@ def print_stream(rows: Iterable[Mapping[str, Any]], names: Sequence[str], form: 
 
 
 class Bars(Progress):
-    """Progress on stderr: sentences always, bars on a terminal, which are gone in the end."""
+    """Progress on stderr from the first moment: sentences always, bars on a terminal, which are gone in the end."""
 
     def __init__(self) -> None:
         stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -347,6 +347,7 @@ class Bars(Progress):
             transient=True,
             disable=not stderr.is_terminal,
         )
+        self.stage("begins", None)
 
     def stage(self, title: str, total: int | None) -> None:
         """Show a stage in place of the one before."""

@@ -333,7 +333,8 @@ def reconcile(
             values["keep_for"] = 0.0
         if values["spark"]:
             values.setdefault("engine", EngineName.SPARK)
-        work = described_job(source, pairs, filters, window, values)
+        with output.Bars():  # a window of the last hours asks a database for the time
+            work = described_job(source, pairs, filters, window, values)
         secrets += [work.producer.url, work.consumer.url, work.recorder.url]
         if (work.by_spark or work.engine is EngineName.SPARK) and importlib.util.find_spec("pyspark") is None:
             raise Failure(f"the engine spark needs pyspark; {pip_install('spark')}", Code.CONFIG)
@@ -394,7 +395,7 @@ def sure(compared: Iterable[tuple[Job, JobResult]], *, yes: bool) -> bool:
         for job, result in compared
         for pair in result.pairs
         for kind, number in pair.differences.items()
-        if (repair := kind.repair(job.policy)) is not Repair.ALERT
+        if (repair := kind.repair(job.policy, job.tables)) is not Repair.ALERT
     ]
     if yes or not repairs:
         return True

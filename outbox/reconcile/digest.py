@@ -204,14 +204,16 @@ _SAMPLE = "SELECT r.id FROM ({rows}) r WHERE {one} %% %(step)s = 0"
 _NOW = "statement_timestamp()"
 _DISPATCHED, _CONSUMED, _UNKNOWN = ProducerState.DISPATCHED.value, InboxState.CONSUMED.value, InboxState.NONE.value
 _WITHDRAWN = "({})".format(", ".join(str(each.value) for each in WITHDRAWN))
+_NO_WORD = f"r.opinion IN (-1, {_UNKNOWN})"
 _SENT = f"r.state = {_DISPATCHED} AND NOT r.compensated AND r.torn = 0 AND r.at <= {_NOW}"
-# What needn't be read: sent, meant for the group and left as it is; taken back; left out by the group. And what is in
+# What needn't be read: sent, meant for the group and left as it is; taken back; left out by the group. A producer that
+# has an opinion has the one that the consumer bears out then. And what is in
 # the business table alone, which is no concern of the group's unless the producer has it.
 _PLAIN: Mapping[Part, Sequence[str]] = {
     "producer": (
-        f"{_SENT} AND r.addressed",
-        f"r.state IN {_WITHDRAWN} AND NOT r.compensated AND r.torn = 0",
-        f"{_SENT} AND NOT r.addressed",
+        f"{_SENT} AND r.addressed AND r.opinion IN (-1, {_CONSUMED})",
+        f"r.state IN {_WITHDRAWN} AND NOT r.compensated AND r.torn = 0 AND {_NO_WORD}",
+        f"{_SENT} AND NOT r.addressed AND {_NO_WORD}",
     ),
     "consumer": (
         f"r.status = {_CONSUMED} AND (r.effects IN (-1, 1) OR r.skipped AND r.effects = 0)"

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from outbox.database.execute import UNAVAILABLE, Statement, driver_of, execute, sqlstate
 from outbox.errors import InvalidSettings, OutboxError, SourceError, SourceLost
 from outbox.reconcile.job import Access, Pair, Part, Range, described, hidden
-from outbox.reconcile.rows import FOREIGN_ID, SCHEMAS, fixed_ids, within_calendar
+from outbox.reconcile.rows import FOREIGN_ID, SCHEMAS, Finding, fixed_ids, within_calendar
 from outbox.reconcile.source import PostgresSide, Snapshot, connected, raise_bare, reaching
 from outbox.reconcile.sql import READ_IN_ONE_SNAPSHOT, as_array
 from outbox.reconcile.tables import COLUMNS, NAMES, ForeignTable, TableColumn
@@ -78,13 +78,17 @@ def _hashed(raw: bytes) -> bytes:
     return bytes.fromhex(HASHED + hashlib.sha256(raw).hexdigest()[:DIGITS_OF_HASH])
 
 
-def words_of(column: TableColumn, states: Mapping[str, str]) -> dict[str, int]:
-    """Return the texts that a column with words may have; ``states`` are a table's own, and what they are called."""
-    known = dict(column.words or {})
-    return {own: known[word] for own, word in states.items()} if states else known
+#: A table's own words, and what the judge calls them, by the judge's column (`ForeignTable.own_words`).
+OwnWords = Mapping[str, Mapping[str, str]]
 
 
-def shaped(rows: pa.Table, part: Part, states: Mapping[str, str] | None = None, called: str | None = None) -> pa.Table:
+def words_of(column: TableColumn, own_words: OwnWords) -> dict[str, int]:
+    """Return the texts that a column with words may have, and the numbers for which they stand."""
+    known, own = dict(column.words or {}), own_words.get(column.name)
+    return {each: known[word] for each, word in own.items()} if own else known
+
+
+def shaped(rows: pa.Table, part: Part, own_words: OwnWords | None = None, called: str | None = None) -> pa.Table:
     """Return rows with the columns of a side (`COLUMNS`) as the judge has them (`FOREIGN`), in the order of their ids.
 
     ``called`` is what errors call it.
@@ -100,7 +104,7 @@ def shaped(rows: pa.Table, part: Part, states: Mapping[str, str] | None = None, 
             default = column.words[column.default] if column.words else column.default
             made[column.name] = pa.repeat(pa.scalar(default, ARROW[column.name]), rows.num_rows)
         elif column.words:
-            made[column.name] = _numbers(rows[column.name], column, words_of(column, states or {}), called)
+            made[column.name] = _numbers(rows[column.name], column, words_of(column, own_words or {}), called)
         else:
             made[column.name] = _values(rows[column.name].cast(ARROW[column.name]), column, called)
     if part == "producer":
@@ -137,10 +141,11 @@ def _values(values: pa.ChunkedArray, column: TableColumn, called: str) -> pa.Chu
 
 def _numbers(texts: pa.ChunkedArray, column: TableColumn, words: Mapping[str, int], called: str) -> pa.ChunkedArray:
     numbers = pc.index_in(texts, pa.array(list(words), texts.type))
-    if numbers.null_count:
-        wrong = texts.filter(pc.is_null(numbers))[0]
-        raise unknown_state(column.name, str(wrong), words, called)
-    return pc.take(pa.array(list(words.values()), ARROW[column.name]), numbers)
+    is_wrong = pc.and_not(pc.is_null(numbers), pc.and_(pc.is_null(texts), column.may_be_null))
+    if pc.any(is_wrong).as_py():
+        raise unknown_state(column.name, str(texts.filter(is_wrong)[0]), words, called)
+    found = pc.take(pa.array(list(words.values()), ARROW[column.name]), numbers)
+    return pc.fill_null(found, (column.words or {})[column.default]) if column.may_be_null else found
 
 
 def unknown_state(name: str, value: str, words: Mapping[str, int], called: str) -> InvalidSettings:
@@ -162,7 +167,7 @@ def _ids(ids: pa.ChunkedArray, called: str) -> tuple[pa.Array, pa.Array]:
 # --- statements ------------------------------------------------------------------------------------------
 
 _CENSUS = """
-SELECT count(*), count(*) - count(r.id), {unique}, {times}, {states}
+SELECT count(*), count(*) - count(r.id), {unique}, {times}, {words}
   FROM ({rows}) r
 """
 
@@ -172,8 +177,16 @@ SELECT coalesce(r.foreign_id, r.id::text) FROM ({rows}) r
 """
 
 _UNKNOWN = """
-SELECT coalesce({state}::text, 'NULL') FROM {source} AS t
- WHERE {where} AND array_position(%(states)s::text[], {state}::text) IS NULL LIMIT 1
+SELECT coalesce({column}::text, 'NULL') FROM {source} AS t WHERE {where} AND {number} IS NULL LIMIT 1
+"""
+
+# Its transaction is open until the audit is written. What another one has changed meanwhile is seen once its lock is
+# gone: PostgreSQL looks at the condition again.
+_WRITE_OPINION = """
+UPDATE {table} AS t SET {column} = %(word)s
+  FROM unnest(%(keys)s::uuid[], %(ids)s::text[], %(seen)s::int2[], %(in_state)s::int2[]) AS m (key, id, seen, in_state)
+ WHERE {id} AND {opinion} = m.seen AND {state} = m.in_state AND {where}
+RETURNING m.key
 """
 
 _UNIQUE = """
@@ -218,9 +231,9 @@ class KnownTable:
         return self.types[self.declared.columns[name]]
 
     @property
-    def worded(self) -> TableColumn:
-        """The column that has the state or the status."""
-        return next(column for column in COLUMNS[self.part] if column.words)
+    def worded(self) -> list[TableColumn]:
+        """The columns that have words: the state and the opinion, or the status."""
+        return [column for column in COLUMNS[self.part] if column.words]
 
     def check_types(self) -> None:
         """Check the table's columns.
@@ -273,7 +286,8 @@ class KnownTable:
     def census(self, pair: Pair, *, unique: bool) -> Statement:
         """Count the rows of a pair.
 
-        Rows: ``(rows, without an id, of these different ids, without a time, without a state that is known)``.
+        Rows: ``(rows, without an id, of these different ids, without a time, *without a word that is known)``, of each
+        of the columns with words.
         """
         every = self.rows(pair)
         times = [column.name for column in COLUMNS[self.part] if column.required and column.name != "id"]
@@ -281,7 +295,7 @@ class KnownTable:
             rows=every.sql,
             unique="count(r.id)" if unique else "count(DISTINCT r.id)",
             times=f"count(*) - count(r.{times[0]})" if times else "0::int8",
-            states=f"count(*) - count(r.{self.worded.name})",
+            words=", ".join(f"count(*) - count(r.{column.name})" for column in self.worded),
         )
         return Statement(sql, every.values)
 
@@ -290,11 +304,37 @@ class KnownTable:
         every = self.rows(pair)
         return Statement(_TWICE.format(rows=every.sql), every.values)
 
-    def unknown_states(self, pair: Pair) -> Statement:
-        """Read one of the states that aren't known. Rows: ``(text,)``."""
+    def unknown_word(self, pair: Pair, column: TableColumn) -> Statement:
+        """Read one of the words of a column that aren't known. Rows: ``(text,)``."""
+        values: dict[str, object] = {}
+        number, (where, of_pair) = self._expression(column, values), self._of_pair(pair)
+        own, source = self.column(column.name), _source(self.declared)
+        return Statement(_UNKNOWN.format(column=own, number=number, source=source, where=where), {**values, **of_pair})
+
+    def write_opinion(self, pair: Pair, word: str, found: Sequence[Finding]) -> Statement:
+        """Write a word into the rows of messages whose state and opinion are as they were found.
+
+        Rows: ``(id,)``, of those in which it was written.
+        """
+        values: dict[str, object] = {}
+        state, opinion = (self._expression(each, values) for each in self.worded)
         where, of_pair = self._of_pair(pair)
-        sql = _UNKNOWN.format(state=self.column(self.worded.name), source=_source(self.declared), where=where)
-        return Statement(sql, {**dict(self.rows(pair).values), **of_pair})
+        values |= {
+            "word": word,
+            "keys": [each.id for each in found],
+            "ids": [each.foreign_id or (each.id.hex if self.type("id") == "bytea" else str(each.id)) for each in found],
+            "seen": [each.opinion for each in found],
+            "in_state": [each.state for each in found],
+        }
+        sql = _WRITE_OPINION.format(
+            table=_source(self.declared),
+            column=_identifier(self.declared.columns["opinion"]),
+            id=_is_id(self.column("id"), self.type("id")),
+            state=state,
+            opinion=opinion,
+            where=where,
+        )
+        return Statement(sql, {**values, **of_pair})
 
     def _of_pair(self, pair: Pair) -> tuple[str, dict[str, object]]:
         """Return the condition that tells the rows of a pair, and what it binds."""
@@ -308,10 +348,12 @@ class KnownTable:
         if column.words:
             if not there:
                 return f"{(column.words)[column.default]}::int2"
-            words = words_of(column, self.declared.states)
-            values |= {"states": list(words), "numbers": list(words.values())}
-            index = f"array_position(%(states)s::text[], {self.column(column.name)}::text)"
-            return f"(%(numbers)s::int2[])[{index}]"
+            words, own = words_of(column, self.declared.own_words), self.column(column.name)
+            values |= {f"{column.name}_words": list(words), f"{column.name}_numbers": list(words.values())}
+            index = f"array_position(%({column.name}_words)s::text[], {own}::text)"
+            number = f"(%({column.name}_numbers)s::int2[])[{index}]"
+            default = f"{column.words[column.default]}::int2"
+            return f"CASE WHEN {own} IS NULL THEN {default} ELSE {number} END" if column.may_be_null else number
         kind = _TYPES[ARROW[column.name]]
         if not there:
             return "NULL::" + kind if column.default is None else f"({str(column.default).lower()})::{kind}"
@@ -371,6 +413,15 @@ def _name(column: str, kind: str) -> str:
     if kind == "bytea":
         return f"CASE WHEN octet_length({column}) <> 16 THEN encode({column}, 'hex') END"
     return f"CASE WHEN NOT ({_is_uuid(f'{column}::text')}) THEN {column}::text END"
+
+
+def _is_id(column: str, kind: str) -> str:
+    """Return the condition that a column has the id of a row of ``m``; an index can serve it."""
+    if kind == "uuid":
+        return f"{column} = m.key"
+    if kind == "bytea":
+        return f"{column} = decode(m.id, 'hex')"
+    return f"{column} = m.id::{kind}" if kind in _INTEGERS else f"{column}::text = m.id"
 
 
 def _within(id_: str, ranges: Sequence[Range]) -> tuple[str, dict[str, object]]:
@@ -441,17 +492,17 @@ class TableSide(PostgresSide):
 
         by_index = table.is_unique()
         is_unique = by_index is not None and bool(ask(by_index)[0])
-        rows, no_id, ids, no_time, no_state = (int(str(each)) for each in ask(table.census(pair, unique=is_unique)))
+        rows, no_id, ids, no_time, *no_word = (int(str(each)) for each in ask(table.census(pair, unique=is_unique)))
         if no_id:
             raise table.refused(f"{no_id:,} ids are null; leave such rows out by a query")
         if ids < rows:
             raise table.refused(f"id {ask(table.twice(pair))[0]} is there twice; keep one row by a query")
         if no_time:
             raise table.refused(f"the time (columns.at) of {no_time:,} rows is null; give it a value by a query")
-        if no_state:
-            value, words = str(ask(table.unknown_states(pair))[0]), words_of(table.worded, table.declared.states)
-            why = unknown_state(table.worded.name, value, words, str(table))
-            raise table.refused(f"{why}; say in states what it is")
+        for column in (column for column, number in zip(table.worded, no_word, strict=True) if number):
+            value, words = str(ask(table.unknown_word(pair, column))[0]), words_of(column, table.declared.own_words)
+            why = unknown_state(column.name, value, words, str(table))
+            raise table.refused(f"{why}; say in {'opinions' if column.may_be_null else 'states'} what it is")
         return rows
 
 

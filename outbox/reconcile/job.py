@@ -55,6 +55,7 @@ class Repair(enum.StrEnum):
     PARK = "park", "sets it aside at the consumer"
     RETRY = "retry", "gives it back to the consumer"
     CHECK = "check", "has it checked"
+    SYNC_OPINION = "sync_opinion", "writes what the consumer says into the producer's table"
 
 
 #: What came of a repair: it was done, or nothing was left to do. All else is why it was refused.
@@ -107,9 +108,14 @@ class Outcome(enum.IntEnum):
     RESEND_EXHAUSTED = 22, "the consumer doesn't know it, though it was resent as often as is allowed", Repair.ALERT
     MISSING = 23, "the consumer has read past it, and doesn't know it", Repair.RESEND, Repair.ALERT
     UNCONSUMED = 24, "the consumer hasn't come so far, for longer than the grace period", Repair.ALERT
-    PARKED = 25, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
-    FAILED = 26, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
-    UNDECIDED = 27, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
+    # Told before what the consumer says itself, of which a reader of the producer's table doesn't know.
+    OPINION_DIFFERS = (
+        25, "the producer holds it for something else than the consumer says, for longer than the grace period",
+        Repair.ALERT, Repair.SYNC_OPINION,
+    )  # fmt: skip
+    PARKED = 26, "set aside by the consumer, which won't try it again by itself", Repair.ALERT, Repair.RETRY
+    FAILED = 27, "the consumer's handler failed at it", Repair.ALERT, Repair.PARK
+    UNDECIDED = 28, "neither committed nor rolled back, for longer than the grace period", Repair.ALERT, Repair.CHECK
 
     @property
     def label(self) -> str:
@@ -122,20 +128,28 @@ class Outcome(enum.IntEnum):
         return self >= Outcome.TORN
 
     def repair(self, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()) -> Repair:
-        """Return what is done about it under a policy: nothing where the tables of a side are ``foreign``."""
-        return Repair.ALERT if foreign else policy.get(self, self.repairs[0])
+        """Return what is done about it under a policy; where the tables of a side are ``foreign``, that is little."""
+        action = policy.get(self, self.repairs[0])
+        return Repair.ALERT if foreign and action is not Repair.SYNC_OPINION else action
 
     def by_hand(self, foreign: Collection[str] = ()) -> str:
         """Return what a human does about it; of sides whose tables are ``foreign`` our commands know nothing."""
         part, of_foreign = OF_FOREIGN.get(self.label, ("", ""))
         return of_foreign if part in foreign else _BY_HAND[self]
 
-    def mend(self, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()) -> str:
-        """Return what mends it under a policy: an action with ``--apply``, or what a human does."""
+    def mend(self, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = (), *, writable: bool = False) -> str:
+        """Return what mends it under a policy: an action with ``--apply``, or what a human does.
+
+        ``writable`` tells whether an opinion can be written into the producer's table.
+        """
         action = self.repair(policy, foreign)
         if action is not Repair.ALERT:
             return f"--apply {action.does} ({self.label} = {action.value})"
-        others = (repair for repair in self.repairs if repair is not Repair.ALERT and not foreign)
+        others = (
+            repair
+            for repair in self.repairs
+            if repair is not Repair.ALERT and (writable if repair is Repair.SYNC_OPINION else not foreign)
+        )
         return "; ".join(
             [self.by_hand(foreign), *(f"the policy {self.label} = {each.value} {each.does}" for each in others)]
         )
@@ -161,6 +175,7 @@ _BY_HAND: Mapping[Outcome, str] = {
     Outcome.RESEND_EXHAUSTED: "find out why the consumer doesn't keep it; then allow more with max_resends",
     Outcome.MISSING: "send it once more: `outbox messages resend ID`",
     Outcome.UNCONSUMED: "see that a worker of the group runs and keeps up; `outbox stats` shows its lag",
+    Outcome.OPINION_DIFFERS: "see that the producer asks the consumer what became of it, and keeps the answer",
     Outcome.PARKED: "mend its cause, which `outbox messages show ID` tells; then give it back: `outbox dead retry ID`",
     Outcome.FAILED: "nothing while it is retried; `outbox messages show ID` tells its last error",
     Outcome.UNDECIDED: "see that a worker with a checker for the topic runs; `outbox half commit ID` or "
@@ -459,7 +474,8 @@ class Job:
     consumer's tables must be there too, though they may be empty.
 
     ``producer_table`` and ``consumer_table`` stand in for the outbox's own tables of a side. Such a side is reported
-    on, and not repaired; where it is the consumer's, the run is recorded in ``record_in``, or nowhere.
+    on, and not repaired, but for the producer's opinion; where it is the consumer's, the run is recorded in
+    ``record_in``, or nowhere.
 
     Raises:
         InvalidSettings: no pair, the same pair twice, a number that makes no sense, a repair that can't mend its
@@ -511,7 +527,7 @@ class Job:
             if repair not in kind.repairs:
                 choices = ", ".join(kind.repairs)
                 raise InvalidSettings(f"{repair.value!r} can't mend {kind.label}; choose one of {choices}")
-        for wrong in _wrong_tables(self) if self.tables else ():
+        for wrong in (*(_wrong_tables(self) if self.tables else ()), *_wrong_sync(self)):
             raise InvalidSettings(wrong)
 
     @property
@@ -565,9 +581,27 @@ def _wrong_tables(job: Job) -> Iterator[str]:
     yield from _wrong_ways(job)
 
 
+def _wrong_sync(job: Job) -> Iterator[str]:
+    """Say why the consumer's word can't be written into the producer's table, where the policy wants that."""
+    if job.policy.get(Outcome.OPINION_DIFFERS) is not Repair.SYNC_OPINION:
+        return
+    if (table := job.producer_table) is None:
+        yield (
+            "policy.opinion_differs = 'sync_opinion' is for a producer's table that isn't ours; the outbox's own are "
+            "told by the duty confirm; leave it out"
+        )
+    elif why := table.unwritable:
+        yield f"producer.tables ({table}): {why}"
+    elif job.apply and job.consumer_table and not (job.record and job.record_in):
+        yield (
+            "apply: what is written into the producer's table is audited where the run is recorded; name a database "
+            "for the record (--record, OUTBOX_RECORD_URL, [record] in a file)"
+        )
+
+
 def _wrong_mappings(job: Job) -> Iterator[str]:
     for part, table in job.tables.items():
-        if wrong := wrong_columns(part, list(table.columns), table.states):
+        if wrong := wrong_columns(part, table):
             yield f"{part}.tables ({table}): {wrong}"
         needed = [name for name in NAMES[part] if len({getattr(pair, name) for pair in job.pairs}) > 1]
         if missing := [name for name in needed if name not in table.columns]:
@@ -579,8 +613,11 @@ def _wrong_mappings(job: Job) -> Iterator[str]:
 
 def _only_of_ours(job: Job) -> Iterator[str]:
     foreign = " and ".join(job.tables)
-    if job.apply:
-        yield f"apply: nothing can be repaired in tables that aren't ours (those of the {foreign}); leave it out"
+    if job.apply and Repair.SYNC_OPINION not in job.policy.values():
+        yield (
+            f"apply: nothing can be repaired in tables that aren't ours (those of the {foreign}) but what the producer "
+            "believes, by the policy opinion_differs = sync_opinion; leave it out"
+        )
     if job.measures:
         yield f"measure: measures are computed between the outbox's own tables, and those of the {foreign} aren't ours"
     if len(job.tables) == 2 and not job.window.unbounded:

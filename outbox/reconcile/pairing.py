@@ -51,7 +51,6 @@ from outbox.reconcile.rows import (
 from outbox.reconcile.source import (
     PostgresSide,
     ProducerSide,
-    Snapshot,
     Snapshots,
     as_time,
     cancel,
@@ -131,31 +130,32 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 # --- sides and rules -------------------------------------------------------------------------------------
 
 
-def sources(
+def sources(job: Job, pair: Pair, **reading: Any) -> tuple[Side, Side]:
+    """Return the sources of producer and consumer; ``reading`` is what `side_of` takes besides."""
+    return side_of(job, pair, "producer", **reading), side_of(job, pair, "consumer", **reading)
+
+
+def side_of(
     job: Job,
     pair: Pair,
+    part: Part,
     snapshots: Snapshots | None = None,
     engine: Engine | None = None,
     waiting: Callable[[], None] = lambda: None,
-) -> tuple[Side, Side]:
-    """Return the sources of producer and consumer; without ``snapshots`` they read the rows there at the time.
+) -> Side:
+    """Return the source of a side; without ``snapshots`` it reads the rows there at the time.
 
     ``engine`` reads what Spark alone can read, and calls ``waiting`` now and then.
     """
-    of: Mapping[Part, Snapshot] = snapshots.of if snapshots else {}
+    table, snapshot = job.tables.get(part), snapshots.of.get(part) if snapshots else None
+    if table is None:
+        kind = ProducerSide if part == "producer" else PostgresSide
+        return kind(job.databases[part], part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
+    if not table.by_spark:
+        return table_side(job.databases[part], part, table, pair, snapshot)
+    from outbox.reconcile.spark.frames import LakeSide  # noqa: PLC0415 - of a few jobs alone
 
-    def side(part: Part) -> Side:
-        table, snapshot = job.tables.get(part), of.get(part)
-        if table is None:
-            kind = ProducerSide if part == "producer" else PostgresSide
-            return kind(job.databases[part], part, pair, *((snapshot.name, snapshot.settings) if snapshot else ()))
-        if not table.by_spark:
-            return table_side(job.databases[part], part, table, pair, snapshot)
-        from outbox.reconcile.spark.frames import LakeSide  # noqa: PLC0415 - of a few jobs alone
-
-        return LakeSide(cast("SparkEngine", engine).session, part, table, pair, job.window.range, waiting)
-
-    return side("producer"), side("consumer")
+    return LakeSide(cast("SparkEngine", engine).session, part, table, pair, job.window.range, waiting)
 
 
 #: Of each database its clock, and how far it is behind its primary, as `sql.CLOCK_AND_LAG` reads them.
@@ -526,8 +526,9 @@ class Pairing:
 
     def _comparison(self) -> Comparison:
         rules = rules_of(self.job, self.pair, self.snapshots)
-        both = sources(self.job, self.pair, self.snapshots, self.engine, self._waiting)
-        return Comparison(*both, rules, f"{self.pair}: {' → '.join(self.job.labels)}")
+        reading = {"snapshots": self.snapshots, "engine": self.engine, "waiting": self._waiting}
+        title = f"{self.pair}: {' → '.join(self.job.labels)}"
+        return Comparison(*sources(self.job, self.pair, **reading), rules, title)
 
     def _waiting(self) -> None:
         self.progress.done(0)
@@ -547,13 +548,21 @@ class Pairing:
             workers = self.job.workers
             more["expected"] = plan.estimate(digesting.micros, digesting.rows, digesting.buckets, workers)
             more["settled"] = len(self.common.settled[self.pair.names].ranges)
-        lags, foreign = self.snapshots.lags, tuple(self.job.tables)
+        lags, foreign, table = self.snapshots.lags, tuple(self.job.tables), self.job.producer_table
+        writable = table is not None and table.unwritable is None
         return ComparisonPlan(
-            strategy.tier, strategy.engine, tuple(self.why), standby_lag=lags, foreign=foreign, **more
+            strategy.tier,
+            strategy.engine,
+            tuple(self.why),
+            standby_lag=lags,
+            foreign=foreign,
+            writable=writable,
+            **more,
         )
 
     def strategy(self, comparison: Comparison) -> Strategy:
         """Choose how the pair is compared."""
+        self.progress.stage(f"{self.pair}: plan", None)
         with timed(self.seconds, "plan"):
             self.common.prepare(self.snapshots)
             size, settled = self.common.size, self._settled()
@@ -626,6 +635,7 @@ class ForeignPairing(Pairing):
 
     def strategy(self, comparison: Comparison) -> Strategy:
         """Choose how the pair is compared, having seen that the rows of foreign tables can be judged."""
+        self.progress.stage(f"{self.pair}: plan", None)
         with timed(self.seconds, "plan"):
             digester = self._side_digester(comparison)
             size = {part: self._rows(side) for part, side in digester.by_part.items()}

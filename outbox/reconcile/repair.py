@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import cast
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -29,10 +30,13 @@ from outbox.database.sql import TOOK_EFFECT, audit, plan_by_index, take_lock, wa
 from outbox.dispatch.dispatch_pass import dispatch_once, dispatch_passed, release_due_once
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
-from outbox.reconcile.job import DONE, HEALED, Job, Outcome, Pair, Repair
-from outbox.reconcile.rows import Finding, Repaired
+from outbox.reconcile.foreign import KnownTable, known_table
+from outbox.reconcile.job import DONE, HEALED, Job, Outcome, Pair, Range, Repair
+from outbox.reconcile.pairing import side_of
+from outbox.reconcile.rows import Finding, Repaired, to_uuids
+from outbox.reconcile.source import connected
 from outbox.reconcile.sql import positions
-from outbox.reconcile.tables import InboxState
+from outbox.reconcile.tables import PRODUCER_COLUMNS, ForeignTable, InboxState
 from outbox.text import summary_of
 
 BUSY = "refused: busy: another transaction is working on it; run the reconciliation again"
@@ -69,11 +73,11 @@ def repair(
     work = Work(job, pair, run_id, producer, consumer, why, origin or {})
     by_kind: dict[Outcome, list[Finding]] = {}
     for finding in findings:
-        if finding.outcome.differs and finding.outcome.repair(job.policy) is not Repair.ALERT:
+        if finding.outcome.differs and finding.outcome.repair(job.policy, job.tables) is not Repair.ALERT:
             by_kind.setdefault(finding.outcome, []).append(finding)
     repaired: list[Repaired] = []
     for kind in sorted(by_kind):
-        action = kind.repair(job.policy)
+        action = kind.repair(job.policy, job.tables)
         # By id, so that two repairs take their locks in the same order.
         found = sorted(by_kind[kind], key=attrgetter("id"))
         for batch in (found[start : start + BATCH] for start in range(0, len(found), BATCH)):
@@ -138,9 +142,9 @@ class Work:
         """Return an operator's act, as this run requests it for a finding of a kind."""
         return ActRequest(ACTS[name], self.job.actor, self.reason(kind), self.origin)
 
-    def audits(self, action: Repair, results: Mapping[Finding, object]) -> list[Statement]:
-        """Return what records acts in the consumer's database, each with its result."""
-        schema, actor, group = self.job.consumer.schema, self.job.actor, self.pair.group
+    def audits(self, action: Repair, results: Mapping[Finding, object], schema: str | None = None) -> list[Statement]:
+        """Return what records acts in the consumer's database, or in that of another schema, each with its result."""
+        schema, actor, group = schema or self.job.consumer.schema, self.job.actor, self.pair.group
         return [
             audit(
                 schema, actor, action.value, f"{group}/{finding.id}", self.reason(finding.outcome), result, self.origin
@@ -551,6 +555,74 @@ def _write(work: Work, connection: Connection, truth: Status, chosen: Sequence[F
     return late
 
 
+# --- the producer believes something else than the consumer says ------------------------------------------
+
+
+def sync_opinion(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Write what the consumer says into the rows of the producer's table that are as they were found.
+
+    The consumer is asked first, in a transaction of its own: what it says now is compared with what it said. A row that
+    the producer has changed meanwhile is left alone. The audit is in another database, and is committed first: where
+    a repair is killed in between, it tells of an act that isn't done, and the next run does it; none goes untold.
+    """
+    job, pair, table = work.job, work.pair, cast("ForeignTable", work.job.producer_table)
+    results, left, words = _word_since(work, batch), dict[str, list[Finding]](), table.written
+    for finding in (each for each in batch if each.id not in results):
+        status = _named(finding.status)
+        if (word := words.get(status)) is None:
+            results[finding.id] = f"refused: opinions has no word that stands for {status}; give it one"
+        elif table.state_of(word) not in {None, finding.state}:
+            results[finding.id] = f"refused: the word {word} tells another state of it, too"
+        else:
+            left.setdefault(word, []).append(finding)
+    with transaction(work.producer) as connection:
+        known = known_table(connection, job.producer, "producer", table)
+        changes: dict[Finding, object] = {}
+        for word, found in left.items():
+            done = {id_ for (id_,) in execute(connection, known.write_opinion(pair, word, found))[0]}
+            opinions = _opinions(known, connection, pair, [each for each in found if each.id not in done])
+            for each in found:
+                results[each.id] = DONE if each.id in done else _changed(each, opinions.get(each.id))
+            changes |= {each: {"was": _named(each.opinion), "is": word} for each in found if each.id in done}
+        if changes:
+            with connected(job.recorder) as recorder:
+                execute(recorder, *work.audits(Repair.SYNC_OPINION, changes, job.recorder.schema))
+    return results
+
+
+def _word_since(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+    """Return the results of messages of which the consumer says something else by now."""
+    if "consumer" in work.job.by_spark:
+        return {}  # it was read as a whole, and would be once more for each batch
+    rows = side_of(work.job, work.pair, "consumer").read([Range.only(each.id) for each in batch])
+    now = dict(zip(to_uuids(rows), map(InboxState, rows["status"].to_pylist()), strict=True))
+    return {
+        each.id: f"refused: the consumer says {_named(now.get(each.id))} by now; run the reconciliation again"
+        for each in batch
+        if _named(now.get(each.id)) != _named(each.status)
+    }
+
+
+def _named(status: InboxState | None) -> str:
+    return (status or InboxState.NONE).name.lower()
+
+
+def _opinions(known: KnownTable, connection: Connection, pair: Pair, found: Sequence[Finding]) -> dict[UUID, int]:
+    """Return what the producer's table says now of messages that it has."""
+    if not found:
+        return {}
+    (rows,) = execute(connection, known.rows_within(pair, [Range.only(each.id) for each in found]))
+    index = 1 + [column.name for column in PRODUCER_COLUMNS].index("opinion")  # after the id as people read it
+    return {row[0]: row[index] for row in rows}
+
+
+def _changed(finding: Finding, opinion: int | None) -> str:
+    if opinion is None:
+        return "refused: the producer has no row of it any more"
+    healed = opinion == (finding.status or InboxState.NONE)
+    return HEALED if healed else "refused: the producer has changed it meanwhile; run the reconciliation again"
+
+
 _ACTS: Mapping[Repair, Repairer] = {
     Repair.RESEND: resend_missing,
     Repair.DISPATCH: dispatch_undispatched,
@@ -558,4 +630,5 @@ _ACTS: Mapping[Repair, Repairer] = {
     Repair.PARK: park,
     Repair.RETRY: retry_parked,
     Repair.CHECK: check_undecided,
+    Repair.SYNC_OPINION: sync_opinion,
 }

@@ -7,7 +7,6 @@ sorted by id, and has each id once. Its columns are in the order in which `outbo
 from __future__ import annotations
 
 import datetime as dt
-import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,22 +20,10 @@ import pyarrow.compute as pc
 
 from outbox.message.ids import FIRST_BUSINESS_ID
 from outbox.reconcile.job import FIRST_ID, KINDS, EngineName, Outcome, Pair, Part, Range, Repair, Tier, Window
-from outbox.reconcile.tables import WITHDRAWN, InboxState, ProducerState
+from outbox.reconcile.tables import WITHDRAWN, InboxState, ProducerState, Torn
 
 if TYPE_CHECKING:
     from outbox.reconcile.measure.result import MeasureResult
-
-
-class Torn(enum.IntEnum):
-    """How a message's rows in the producer's tables contradict each other."""
-
-    NO = 0
-    MESSAGE_WITHOUT_HALF = 1
-    OP_WITHOUT_HALF = 2
-    MESSAGE_THOUGH_ROLLED_BACK = 3
-    MESSAGE_THOUGH_UNDECIDED = 4
-    MESSAGE_IN_OTHER_TOPIC = 5
-
 
 Array = np.ndarray[Any, Any]
 
@@ -45,8 +32,9 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 #: One row for each half message of the topic, and each message or op that should have one, and hasn't. ``state`` is a
 #: `ProducerState`, ``torn`` a `Torn`; ``sends`` the newest send number, 0 without one, with its ``queue`` and
-#: ``position``. ``at`` is since when it is as it is: born, decided, to be
-#: delivered, or visible (of the newest send). ``digest`` is that of the body as the producer has it now.
+#: ``position``. ``at`` is since when it is as it is: born, decided, to be delivered, or visible (of the newest send).
+#: ``digest`` is that of the body as the producer has it now. ``opinion`` is the `InboxState` that it believes in, -1
+#: without one, as of ours.
 PRODUCER = pa.schema(
     [
         pa.field("id", _ID, nullable=False),
@@ -58,6 +46,7 @@ PRODUCER = pa.schema(
         pa.field("digest", pa.binary(), nullable=False),
         pa.field("addressed", pa.bool_(), nullable=False),
         pa.field("compensated", pa.bool_(), nullable=False),
+        pa.field("opinion", pa.int8(), nullable=False),
         pa.field("torn", pa.int8(), nullable=False),
     ]
 )
@@ -148,6 +137,7 @@ class Finding:
     position: int | None
     at: dt.datetime | None
     compensated: bool | None
+    opinion: InboxState | None
     torn: Torn | None
     producer_digest: bytes | None
     status: InboxState | None
@@ -169,28 +159,31 @@ class Finding:
         return max(filter(None, (self.at, self.changed_at)), default=None)
 
 
+#: The numbers of a finding and for what they stand; below the least that is named a side says nothing by it.
+NUMBERS: Mapping[str, tuple[type[int], int]] = {
+    "outcome": (Outcome, 0), "state": (ProducerState, 0), "opinion": (InboxState, 0), "torn": (Torn, 1),
+    "status": (InboxState, 0), "effects": (int, 0),
+}  # fmt: skip
+
+
 def to_findings(table: pa.Table) -> Iterator[Finding]:
     """Yield the rows of a table of findings (`rows.FINDING`)."""
     for batch in table.to_batches(max_chunksize=10_000):
         for row in batch.to_pylist():
-            state, torn, status, effects = row["state"], row["torn"], row["status"], row["effects"]
-            yield Finding(
-                **row
-                | {
-                    "id": UUID(bytes=row["id"]),
-                    "outcome": Outcome(row["outcome"]),
-                    "state": None if state is None else ProducerState(state),
-                    "torn": Torn(torn) if torn else None,
-                    "status": None if status is None else InboxState(status),
-                    "effects": None if effects is None or effects < 0 else effects,
-                }
-            )
+            numbers = {
+                name: None if (value := row[name]) is None or value < least else kind(value)
+                for name, (kind, least) in NUMBERS.items()
+            }
+            yield Finding(**row | numbers | {"id": UUID(bytes=row["id"])})
 
 
 # --- judging ---------------------------------------------------------------------------------------------
 
 # One outcome for each id, decided purely, for a whole table at once. The order of the rules is that of `Outcome`: the
 # gravest that fits counts.
+
+#: Where the producer's opinion is compared: nothing graver is wrong, and the consumer won't say another word soon.
+_HEARD = (Outcome.CONSUMED, Outcome.ROLLED_BACK, Outcome.LEFT_OUT, Outcome.PARKED, Outcome.FAILED)
 
 _FIRST_BUSINESS_ID = np.array(FIRST_BUSINESS_ID.bytes, "S16")
 
@@ -335,7 +328,11 @@ def _decided(both: Both, rules: Rules) -> Array:
         (ahead, Outcome.UNCONSUMED),
         (both.of_producer("sends", 0) > rules.max_resends, Outcome.RESEND_EXHAUSTED),
     ]
-    return np.select([case for case, _ in cases], [int(outcome) for _, outcome in cases], int(Outcome.MISSING))
+    outcomes = np.select([case for case, _ in cases], [int(outcome) for _, outcome in cases], int(Outcome.MISSING))
+    opinion = both.of_producer("opinion", -1)  # what either side said lately the other needn't know yet
+    wrong = (opinion >= 0) & (opinion != status) & ~young & ~lately & np.isin(outcomes, _HEARD)
+    outcomes[wrong] = Outcome.OPINION_DIFFERS
+    return outcomes
 
 
 def _may_be_pruned(rules: Rules, ids: Array) -> Array:
@@ -534,8 +531,8 @@ class ComparisonPlan:
 
     ``expected`` is its cost as estimated before the first digest, and ``came`` the real one until the second look.
     ``standby_lag`` is how far (seconds) the sides that were read on a standby were behind their primaries, ``foreign``
-    the sides whose tables aren't ours. ``doubts`` say what can't be true, so that something else was compared than
-    was meant.
+    the sides whose tables aren't ours, ``writable`` whether an opinion can be written there. ``doubts`` say what can't
+    be true, so that something else was compared than was meant.
     """
 
     tier: Tier
@@ -551,6 +548,7 @@ class ComparisonPlan:
     came: Estimate | None = None
     foreign: tuple[Part, ...] = ()
     doubts: tuple[str, ...] = ()
+    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def compare(
     """
     began = time.monotonic()
     progress, ids = _Limited(progress or NoProgress(), job.max_time), ids or RunIds.new(job)
+    progress.stage("databases", None)
     # One that can't be asked now is told of below, with the record of that.
     with suppress(SourceError):
         job = located(job) or job
@@ -109,7 +110,7 @@ def compare(
             for first in passes:
                 _confirm(job, first, progress)
         for result in results:
-            record.findings(result, job.policy)
+            record.findings(result, job.policy, job.tables)
             record.measures(result.run_id, [each for each in measures if each.pair == result.pair])
         for result in results:
             record.end(result)
@@ -213,7 +214,8 @@ def _check_databases(job: Job) -> None:
     for part, access in job.databases.items():
         with connected(access) as connection:
             ((is_standby,),) = execute(connection, sql.IS_STANDBY)[0]
-        if is_standby and job.apply:
+        # A side that isn't ours is written to at the producer alone.
+        if is_standby and job.apply and not (part == "consumer" and part in job.tables):
             raise InvalidSettings(
                 f"the {part} ({described(access.url)}) is a standby, in which nothing can be repaired; compare without "
                 "apply, or name its primary"
@@ -256,6 +258,7 @@ class _PairComparison:
     def _take(self, record: Record, begin: RunIds | None) -> tuple[FirstPass, dict[int, MeasureResult]]:
         job, settings = self.job, SessionSettings.of_run(self.run_id, self.job.max_time)
         waiting = functools.partial(self.progress.done, 0)
+        self.progress.stage(f"{self.pair}: snapshots", None)
         # Of each pair anew: while a snapshot is held, vacuum can't remove what it sees.
         with snapshots_of(job.databases, waiting=waiting, settings=settings, foreign=job.tables) as snapshots:
             if begin is not None:

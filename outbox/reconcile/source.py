@@ -621,6 +621,7 @@ def joined(halves: pa.Table, messages: pa.Table, rolled_back: pa.Table, odd: pa.
         "digest": rows["digest"],
         "addressed": rows["addressed"],
         "compensated": np.zeros(len(states), bool),
+        "opinion": np.full(len(states), -1, np.int8),
         "torn": np.zeros(len(states), np.int8),
     }
     return shaped(pa.table(columns), PRODUCER), np.unique(

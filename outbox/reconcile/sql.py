@@ -26,7 +26,7 @@ _STATE = message_status(
 )
 _STATUS = " ".join(f"WHEN '{each}' THEN {InboxState.of(each).value}" for each in Status)
 
-# How the rows contradict each other, numbered as `outbox.reconcile.rows.Torn`. Older sends are few, and looked up.
+# How the rows contradict each other, numbered as `outbox.reconcile.tables.Torn`. Older sends are few, and looked up.
 _TORN = """CASE WHEN h.id IS NULL THEN CASE WHEN m.half_id IS NULL THEN 2 ELSE 1 END
             WHEN m.half_id IS NULL THEN 0
             WHEN o.resolution = 'rollback' THEN 3
@@ -44,7 +44,7 @@ SELECT p.id,
        coalesce(m.send_number, 0)::int2 AS sends, coalesce(m.queue, 0) AS queue, coalesce(m.position, 0) AS position,
        coalesce(m.visible_at, d.recalled_at, d.deliver_at, o.decided_at, h.born_at) AS at,
        coalesce(h.body_digest, '') AS digest, h.id IS NULL OR coalesce({MATCHES}, false) AS addressed,
-       c.half_id IS NOT NULL AS compensated, {_TORN}::int2 AS torn
+       c.half_id IS NOT NULL AS compensated, (-1)::int2 AS opinion, {_TORN}::int2 AS torn
   FROM (SELECT * FROM {{s}}.half_message h WHERE {{h.id}}) h
   FULL JOIN (SELECT * FROM {{s}}.op_message o WHERE {{o.half_id}}) o ON o.half_id = h.id
   FULL JOIN (SELECT DISTINCT ON (half_id) * FROM {{s}}.message m WHERE {{m.half_id}}

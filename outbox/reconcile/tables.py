@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,17 @@ class ProducerState(enum.IntEnum):
 WITHDRAWN: tuple[ProducerState, ...] = tuple(each for each in ProducerState if each.withdrawn)
 
 
+class Torn(enum.IntEnum):
+    """How a message's rows in the producer's tables contradict each other."""
+
+    NO = 0
+    MESSAGE_WITHOUT_HALF = 1
+    OP_WITHOUT_HALF = 2
+    MESSAGE_THOUGH_ROLLED_BACK = 3
+    MESSAGE_THOUGH_UNDECIDED = 4
+    MESSAGE_IN_OTHER_TOPIC = 5
+
+
 class InboxState(enum.IntEnum):
     """What the consumer's inbox says of a message; 0 where only the business table has it.
 
@@ -74,6 +85,9 @@ _COUNTS_AS = {
 }
 
 
+#: What stands for the opinion of a producer that has none; null does, too.
+NO_OPINION = "no_opinion"
+
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _IDS = ("string", "binary", *INTEGERS)
 
@@ -83,7 +97,7 @@ class TableColumn:
     """A column: its name, and the types that Spark may call it.
 
     Where it isn't there, and isn't ``required``, each row has the ``default``. ``words`` are the texts that it may
-    have, which stand for numbers.
+    have, which stand for numbers; where it ``may_be_null``, a null stands for the default, too.
     """
 
     name: str
@@ -91,6 +105,7 @@ class TableColumn:
     required: bool = False
     default: Any = None
     words: Mapping[str, int] | None = None
+    may_be_null: bool = False
 
 
 def _words(kind: type[enum.IntEnum]) -> dict[str, int]:
@@ -99,7 +114,8 @@ def _words(kind: type[enum.IntEnum]) -> dict[str, int]:
 
 #: One row for each message that was sent, or is to be: ``state`` is how far it has come (`ProducerState` in lower
 #: case), ``at`` since when; ``sends`` how often it was sent, the last time to ``queue`` and ``position``. ``digest`` is
-#: of its body, ``addressed`` whether it is meant for the group.
+#: of its body, ``addressed`` whether it is meant for the group. ``opinion`` is what the producer believes the
+#: consumer's ``status`` to be, or that it has no opinion.
 PRODUCER_COLUMNS: tuple[TableColumn, ...] = (
     TableColumn("id", _IDS, required=True),
     TableColumn("at", ("timestamp",), required=True),
@@ -110,6 +126,9 @@ PRODUCER_COLUMNS: tuple[TableColumn, ...] = (
     TableColumn("digest", ("string", "binary")),
     TableColumn("addressed", ("boolean",), default=True),
     TableColumn("compensated", ("boolean",), default=False),
+    TableColumn(
+        "opinion", ("string",), default=NO_OPINION, words={NO_OPINION: -1, **_words(InboxState)}, may_be_null=True
+    ),
 )
 
 #: One row for each message that the consumer knows: ``status`` is what it says of it (`InboxState` in lower case),
@@ -138,7 +157,8 @@ class ForeignTable:
 
     ``table`` or ``query`` is read in the side's PostgreSQL; with ``format`` Spark reads it from any of its sources, of
     the ``path`` (or table of a catalog) and the ``options``. ``columns`` says which of its columns is the judge's
-    ``id``, ``at``, ``state``, … (`COLUMNS`); ``states`` what its own values of a state or status are called.
+    ``id``, ``at``, ``state``, … (`COLUMNS`); ``states`` what its own values of a state or status are called, and
+    ``opinions`` those of an opinion. ``write`` says which of several such values is written for an opinion.
     ``options_env`` names for an option the environment variable that has it, ``options`` may hold no secret.
 
     Raises:
@@ -150,6 +170,10 @@ class ForeignTable:
     query: str | None = option(None, "A SELECT in place of a table.")
     columns: Mapping[str, str] = option(help="The judge's columns, and what the table calls them.", factory=dict)
     states: Mapping[str, str] = option(help="The table's states, and what the judge calls them.", factory=dict)
+    opinions: Mapping[str, str] = option(help="The table's opinions, and what the judge calls them.", factory=dict)
+    write: Mapping[str, str] = option(
+        help="Of opinions for which the table has several words, the one that a repair writes.", factory=dict
+    )
     format: str | None = option(None, "A source of Spark's: parquet, iceberg, delta, jdbc, kafka, ….")
     path: str | None = option(None, "What the source loads.")
     options: Mapping[str, str] = option(help="Options of the source.", factory=dict)
@@ -189,6 +213,40 @@ class ForeignTable:
         """Can Spark alone read it?"""
         return self.format is not None
 
+    @property
+    def own_words(self) -> Mapping[str, Mapping[str, str]]:
+        """Its own words, and what the judge calls them, by the judge's column; nothing where they are the judge's."""
+        return {"state": self.states, "status": self.states, "opinion": self.opinions}
+
+    @property
+    def written(self) -> dict[str, str]:
+        """The words that a repair writes, by what the judge calls them."""
+        own = self.opinions or {word: word for word in _words(InboxState)}
+        return {word: each for each, word in own.items()} | dict(self.write)
+
+    @property
+    def unwritable(self) -> str | None:
+        """Why no opinion can be written into it, and the mend; None where one can be."""
+        if self.table is None:
+            return "an opinion can be written into a table of PostgreSQL's alone; name it by table"
+        if "opinion" not in self.columns:
+            return "columns names no opinion that could be written; map the column"
+        several = {word: [own for own, each in self.opinions.items() if each == word] for word in _words(InboxState)}
+        for word, own in several.items():
+            if len(own) > 1 and word not in self.write:
+                return f"opinions.{word} is written as {' or '.join(own)}: say which, as in write.{word} = {own[0]!r}"
+        if self._tells_both and (strange := set(self.written.values()) - self.states.keys()):
+            return f"states lacks {', '.join(sorted(strange))}, which would be written: the column has both"
+        return None
+
+    @property
+    def _tells_both(self) -> bool:
+        return self.columns.get("state") == self.columns["opinion"]
+
+    def state_of(self, word: str) -> ProducerState | None:
+        """Return the state that a word of an opinion tells, too; None where states have a column of their own."""
+        return ProducerState[self.states[word].upper()] if self._tells_both else None
+
     def __str__(self) -> str:
         if self.format is not None:
             return f"{self.format} {self.path or ''}".rstrip()
@@ -208,21 +266,23 @@ class ForeignTable:
         return found
 
 
-def wrong_columns(part: Part, names: Sequence[str], states: Mapping[str, str]) -> str | None:
-    """Return the faults of the judge's columns that a table is said to have, and of its states."""
-    known = COLUMNS[part]
+def wrong_columns(part: Part, table: ForeignTable) -> str | None:
+    """Return the faults of the judge's columns that a table is said to have, and of its words."""
+    known, names = COLUMNS[part], table.columns
     called = [*(column.name for column in known), *NAMES[part]]
     if unknown := [name for name in names if name not in called]:
         return f"columns.{unknown[0]} is none of the {part}'s columns: {', '.join(called)}"
     if missing := [column.name for column in known if column.required and column.name not in names]:
         return f"columns lacks {', '.join(missing)}, which the judge needs of the {part}"
-    (worded,) = (column for column in known if column.words)
-    words = worded.words or {}
-    if states and worded.name not in names:
-        return f"states are those of the column {worded.name}, which columns doesn't name"
-    if strange := [(own, word) for own, word in states.items() if word not in words]:
-        own, word = strange[0]
-        return f"states.{own} = {word!r} must be one of: {', '.join(words)}"
+    worded = {column.name: column.words for column in known if column.words}
+    for column, title in ((next(iter(worded)), "states"), ("opinion", "opinions")):
+        own, words = table.own_words[column], worded.get(column, {})
+        if own and column not in names:
+            return f"{title} are those of the column {column}, which columns doesn't name"
+        if strange := [each for each, word in own.items() if word not in words]:
+            return f"{title}.{strange[0]} = {own[strange[0]]!r} must be one of: {', '.join(words)}"
+    if wrong := [word for word, own in table.write.items() if table.opinions.get(own) != word]:
+        return f"write.{wrong[0]} = {table.write[wrong[0]]!r} must be one of the words that opinions calls {wrong[0]}"
     return None
 
 

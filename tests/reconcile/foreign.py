@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,7 @@ SELECT {id} AS msg_id, CASE WHEN o.half_id IS NULL THEN '0' WHEN o.resolution = 
                             WHEN d.half_id IS NOT NULL THEN '3' ELSE '2' END::int AS status,
        coalesce(m.visible_at, d.recalled_at, d.deliver_at, o.decided_at, h.born_at) AT TIME ZONE 'UTC' AS changed,
        coalesce(m.send_number, 0) AS tries, coalesce(m.queue, 0) AS part, coalesce(m.position, 0) AS place,
+       CAST(:opinions AS jsonb) ->> h.id::text AS believed,
        {h.body_digest} AS checksum, c.half_id IS NOT NULL AS undone, h.topic AS "to%",
        (CAST(:tags AS text[]) IS NULL OR coalesce(h.tag = ANY (CAST(:tags AS text[])), false))
        AND NOT coalesce(m.position <= (SELECT max(position) FROM outbox.consumer_start s WHERE s.queue = m.queue),
@@ -61,6 +63,7 @@ SENT = ForeignTable(
         "position": "place",
         "digest": "checksum",
         "compensated": "undone",
+        "opinion": "believed",
         "addressed": "meant",
         "topic": "to%",
     },
@@ -71,6 +74,14 @@ SENT = ForeignTable(
         "3": "scheduled",
         "4": "recalled",
         "5": "dispatched",
+    },
+    opinions={
+        "done": "consumed",
+        "trouble": "failed",
+        "dead": "parked",
+        "held": "quarantined",
+        "fresh": "none",
+        "?": "no_opinion",
     },
 )
 KNOWN = ForeignTable(
@@ -87,6 +98,7 @@ KNOWN = ForeignTable(
     },
     states={"effect only": "none", **{each: each for each in ("consumed", "failed", "parked", "quarantined")}},
 )
+_BELIEVED = {word: own for own, word in SENT.opinions.items()}
 TABLES: Mapping[Part, ForeignTable] = {"producer": SENT, "consumer": KNOWN}
 
 
@@ -98,6 +110,7 @@ def tell(town: Town, pair: Pair = PAIR, ids: str = "uuid", *, hex_digests: bool 
     values: dict[str, Any] = {
         "tags": None if pair.tags is None else sorted(pair.tags),
         "effects": pair.effect is not None,
+        "opinions": json.dumps({str(id_): _BELIEVED[word] for id_, word in town.opinions.items()}),
     }
     expression = IDS[ids]
     for name, sql, id_ in (("legacy_sent", _SENT, "h.id"), ("legacy_known", _KNOWN, "coalesce(c.message_id, e.id)")):

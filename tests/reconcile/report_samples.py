@@ -23,9 +23,8 @@ from outbox.reconcile.rows import (
     Lag,
     PairResult,
     Repaired,
-    Torn,
 )
-from outbox.reconcile.tables import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState, Torn
 
 NOW = dt.datetime(2026, 3, 14, 2, 0, tzinfo=dt.UTC)
 PAIR = Pair("orders", "billing")
@@ -93,6 +92,7 @@ LOOKS: Mapping[Outcome, Mapping[str, Any]] = {
     Outcome.RESEND_EXHAUSTED: {"sends": 4},
     Outcome.MISSING: {"sends": 2},
     Outcome.UNCONSUMED: {},
+    Outcome.OPINION_DIFFERS: {"opinion": int(InboxState.FAILED), **handled(InboxState.CONSUMED)},
     Outcome.PARKED: handled(InboxState.PARKED, attempts=16),
     Outcome.FAILED: handled(InboxState.FAILED, attempts=3),
     Outcome.UNDECIDED: {"state": int(ProducerState.UNDECIDED), "sends": 0, "queue": 0, "position": 0},

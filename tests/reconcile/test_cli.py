@@ -249,11 +249,22 @@ def test_all_repaired(sides: Town) -> None:
 def test_max_findings(sides: Town) -> None:
     """--max-findings bounds what is listed, and the report says so on a terminal as well."""
     sides.plant([fate(status=InboxState.NONE, place=Place.AHEAD)] * 40)
-    bounded = reconcile(*PAIR, "--max-findings", "18")
+    bounded = reconcile(*PAIR, "--max-findings", "19")
     assert bounded.code == Code.PROBLEMS
-    assert "18 of 40 differences are listed; 22 are left out (max_findings)" in " ".join(bounded.out.split())
+    assert "19 of 40 differences are listed; 21 are left out (max_findings)" in " ".join(bounded.out.split())
     assert "40 messages beyond the offset (queue 1: 40)" in " ".join(bounded.out.split())
-    assert len(sides.rows("SELECT FROM outbox.reconciliation_finding")) == 18
+    assert len(sides.rows("SELECT FROM outbox.reconciliation_finding")) == 19
+
+
+def test_names_with_dots_and_moments(sides: Town) -> None:
+    """A group may have dots in its name, and a duration may be of milliseconds, by option and by file."""
+    sides.plant([fate(status=InboxState.FAILED, age=0.0, received=2.0)], group="eu.loyalty")
+    named = ("--topic", "t", "--group", "eu.loyalty", "-o", "json")
+    assert counts(reconcile(*named, "--grace", "1500ms")) == {"failed": 1}
+    assert counts(reconcile(*named, "--grace", "1h2500ms")) == {}
+    (pair,) = reconcile("--pair", "t:eu.loyalty", "--grace", "1500ms", "-o", "json").json["pairs"]
+    assert (pair["group"], pair["window"]["grace"]) == ("eu.loyalty", 1.5)
+    assert "grace 250ms" in reconcile(*named[:4], "--grace", "250ms").out
 
 
 def test_max_resends(sides: Town) -> None:

@@ -201,7 +201,7 @@ def test_an_access_shows_no_password() -> None:
         ({"policy": {"missing": "delete"}}, "policy.missing = 'delete' must be one of alert, resend"),
         ({"policy": {"missing": "park"}}, "'park' can't mend missing; choose one of resend, alert"),
         ({"max_resends": -1}, "max_resends = -1 must be at least 0"),
-        ({"max_findings": 3}, "max_findings = 3 must be at least 18"),
+        ({"max_findings": 3}, "max_findings = 3 must be at least 19"),
         ({"measure": [{"name": "m", "values": ["n"]}]}, "measure[1].consumer is missing"),
         (
             {"measure": [{"name": "m", "values": ["n"], "consumer": "SELECT 1", "in_flight": {"n": 1}}]},

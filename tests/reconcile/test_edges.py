@@ -420,7 +420,7 @@ def test_a_run_ends_after_its_time(town: Town) -> None:
     """While a table is locked a run waits for its snapshot, but no longer than it was given; the record says why."""
     with town.consumer.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE outbox.consumer_message IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(ReconcileError, match=r"longer than max_time = 0.2s; mend: allow more"):
+        with pytest.raises(ReconcileError, match=r"longer than max_time = 200ms; mend: allow more"):
             town.reconcile(max_time=0.2)
     assert "max_time" in str(town.rows("SELECT error FROM outbox.reconciliation_run"))
 

@@ -15,13 +15,13 @@ from outbox.reconcile.fleet.config import Bounds, Fleet, FleetTotal, PairPattern
 from outbox.reconcile.fleet.members import members_of
 from outbox.reconcile.fleet.report import write_findings
 from outbox.reconcile.fleet.run import FleetResult, compare_fleet
-from outbox.reconcile.job import NO_DATABASE, Access, EngineName, NoProgress, Outcome
+from outbox.reconcile.job import NO_DATABASE, Access, EngineName, NoProgress, Outcome, Repair
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.spark import frames
 from outbox.reconcile.spark.session import Session, session
 from tests.reconcile.foreign import KNOWN, SENT, tell
 from tests.reconcile.test_fleet import MISSING, Houses, houses
-from tests.reconcile.test_oracle import oracle
+from tests.reconcile.test_tables_oracle import believed
 from tests.reconcile.test_tables_spark import FATES, WINDOW, parquet, rows_of
 from tests.reconcile.town import PAIR, Town, url_of
 
@@ -86,7 +86,7 @@ def test_one_session_compares_all_kinds_of_members(
     result = compare_fleet(replace(platform, job={**platform.job, "engine": EngineName.SPARK}))
 
     kinds = found(result)
-    expected = {str(id_): outcome for id_, outcome in oracle(village, PAIR).items() if outcome.differs}
+    expected = {str(id_): outcome for id_, outcome in believed(village, PAIR).items() if outcome.differs}
     assert {str(name): kind for name, kind in kinds["lake → books"].items()} == expected
     assert kinds["old → old"] == expected
     assert [*kinds["shop-1 → bank-1"].values()] == [Outcome.MISSING]
@@ -159,3 +159,19 @@ def test_where_spark_does_not_start_the_others_are_compared(platform: Fleet, mon
     errors = {str(each.member): each.error for each in compare_fleet(platform).members}
     assert errors.pop("lake → books").endswith("no Java that this Spark supports")
     assert set(errors.values()) == {""}
+
+
+def test_a_policy_of_opinions_is_for_the_members_that_have_some(platform: Fleet) -> None:
+    """The others of a fleet know none, and are repaired by the rest of it."""
+    opinions = {**SENT.columns, "opinion": "status"}
+    believing = replace(SENT, columns=opinions, opinions={"5": "consumed", "0": "none"})
+    policy = {Outcome.OPINION_DIFFERS: Repair.SYNC_OPINION, Outcome.MISSING: Repair.RESEND}
+    job = {**platform.job, "apply": True, "policy": policy, "record_in": platform.databases["books"]}
+    old = {**platform.foreign["old"], "producer": believing}
+    fleet = replace(platform, job=job, foreign={**platform.foreign, "old": old})
+    members = {str(each): each.job for each in members_of(fleet, NoProgress()).members}
+    assert members["old → old"].apply
+    assert members["old → old"].policy == policy
+    assert members["shop-1 → bank-1"].policy == {Outcome.MISSING: Repair.RESEND}
+    assert members["shop-1 → bank-1"].apply
+    assert not members["lake → books"].apply

@@ -21,8 +21,8 @@ from outbox.reconcile import pairing, plan
 from outbox.reconcile import sql as reconcile_sql
 from outbox.reconcile.job import Effect, Outcome, Pair, Tier
 from outbox.reconcile.record import settled
-from outbox.reconcile.rows import PairResult, Torn
-from outbox.reconcile.tables import InboxState, ProducerState
+from outbox.reconcile.rows import PairResult
+from outbox.reconcile.tables import InboxState, ProducerState, Torn
 from tests.kit import tries
 from tests.reconcile.town import HOUR, Fate, Place, Town, fate, ids_at, ids_in, kinds
 

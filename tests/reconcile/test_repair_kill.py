@@ -16,6 +16,7 @@ from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Job, Outcome, Repair
 from outbox.reconcile.rows import Finding
 from tests.kit import stride, tries, wait_until
+from tests.kit.bench import Bench
 from tests.reconcile.repair_process import Repairer
 from tests.reconcile.repairing import Night
 
@@ -90,7 +91,7 @@ def named(job: Job) -> Job:
     )
 
 
-def nobody_repairs(night: Night) -> bool:
+def nobody_repairs(night: Bench) -> bool:
     """Has the server noticed the end of every repair?"""
     with night.consumer.begin() as connection:
         sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :name"

@@ -29,7 +29,7 @@ def test_an_empty_job_is_in_sync() -> None:
 
 def test_the_whole_is_told() -> None:
     """Plan, reasons, counts, kinds, repairs, findings, lag, measures and the verdict are all there."""
-    text = printed(whole(), findings=51)
+    text = printed(whole(), findings=54)
     lines = text.splitlines()
     assert any(
         line.split() == ["1,234,567", "consumed", "committed,", "dispatched", "and", "consumed"] for line in lines
@@ -38,7 +38,7 @@ def test_the_whole_is_told() -> None:
         "2026-03-14 02:00:00+00:00, grace 5m00s",
         "digest tier, local engine",
         "Spark's start would take longer",
-        "second look 0.3s",
+        "second look 300ms",
         "expected 1,100 rows, 2.5 MB, 4.2s; it came to 1,234 rows, 2.6 MB, 3.9s",
         "50% within 100 ms, 90% within 300 ms, 99% within 10 s (a sample of 1,223 messages)",
         "1 repaired (resend), 1 healed meanwhile, 1 refused: somebody else holds its row (1)",
@@ -47,8 +47,8 @@ def test_the_whole_is_told() -> None:
         assert expected in text
     for kind in KINDS:
         assert sum(line.startswith(f"{kind.label}: ") for line in lines) == 1
-    assert text.count("019ce") == 51
-    assert lines[-1] == "49 differences left, 5 of 54 repaired; bank: 1 transfers, 1.50 amount unexplained"
+    assert text.count("019ce") == 54
+    assert lines[-1] == "52 differences left, 5 of 57 repaired; bank: 1 transfers, 1.50 amount unexplained"
 
 
 def test_of_a_measure_only_what_is_off_is_shown_with_the_totals() -> None:

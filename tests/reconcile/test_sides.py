@@ -12,9 +12,8 @@ import pytest
 from outbox.operator.operator import Operator
 from outbox.reconcile import source
 from outbox.reconcile.job import FIRST_ID, Outcome, Pair, Range, Tier, Window
-from outbox.reconcile.rows import Torn
 from outbox.reconcile.source import PostgresSide, ProducerSide
-from outbox.reconcile.tables import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState, Torn
 from tests.reconcile.town import HOUR, PAIR, WITH_EFFECT, Fate, Town, fate, kinds
 
 

@@ -60,7 +60,7 @@ def test_the_same_is_found_as_in_the_tables(spark: SparkSession, night: Night) -
     """What both sides of two databases say, as frames, comes to what the comparison of the databases comes to."""
     comparison, everything = night.comparison, [Range(FIRST_ID, None)]
     producer, consumer = comparison.producer.read(everything), comparison.consumer.read(everything)
-    sent = frame_of(spark, as_words(producer, "state", ProducerState).drop_columns("torn"))
+    sent = frame_of(spark, as_words(producer, "state", ProducerState).drop_columns(["torn", "opinion"]))
     known = frame_of(spark, as_words(consumer, "status", InboxState))
     (result,) = (comparison(task) for task in night.tasks(1))
     expected = {str(each.id): each for each in to_findings(result.table)}
@@ -152,6 +152,20 @@ def test_states_are_words(spark: SparkSession, state: str, status: str | None, k
     assert outcomes(compare(sent, known, FrameRules(NOW))) == ({"m": kind.label} if kind else {})
 
 
+def test_an_opinion_is_compared(spark: SparkSession) -> None:
+    """What the producer believes, in the words of the consumer's status; null is no opinion."""
+    rows = [("a", "consumed"), ("b", "failed"), ("c", None), ("d", "no_opinion"), ("e", "none"), ("f", "failed")]
+    sent = frame(spark, [(id_, LONG_AGO, word) for id_, word in rows], "id string, at timestamp, opinion string")
+    known = frame(spark, [*((each, "consumed", LONG_AGO) for each in "abcd"), ("e", "consumed", NOW)], KNOWN)
+    found = {row["message_id"]: row for row in compare(sent, known, FrameRules(NOW), every=True).collect()}
+    assert {id_: row["kind"] for id_, row in found.items()} == {
+        **dict.fromkeys("acde", "consumed"),
+        "b": "opinion_differs",
+        "f": "missing",
+    }
+    assert [found[each]["opinion"] for each in "abcdef"] == ["consumed", "failed", None, None, "none", "failed"]
+
+
 def test_where_the_group_is_decides(spark: SparkSession) -> None:
     """With offsets, what lies beyond them is unconsumed; without, everything was read."""
     sent = frame(
@@ -197,6 +211,7 @@ def test_what_may_be_pruned_needs_a_time(spark: SparkSession) -> None:
     ("sent", "said"),
     [
         ([("m", LONG_AGO, "sent")], "state = sent of the producer's frame must be one of: undecided, rolled_back"),
+        ([("m", LONG_AGO, None)], "state = None of the producer's frame must be one of: undecided, rolled_back"),
         ([("m", LONG_AGO, "dispatched")] * 2, "id m is twice in the producer's frame; keep one row"),
         ([(None, LONG_AGO, "dispatched")], "an id of the producer's frame is null"),
     ],

@@ -13,14 +13,14 @@ import pytest
 from sqlalchemy import text
 
 from outbox.errors import InvalidSettings, ReconcileError
-from outbox.reconcile.job import NO_DATABASE, Job, Outcome, Part, Window
+from outbox.reconcile.job import NO_DATABASE, EngineName, Job, Outcome, Part, Repair, Window
 from outbox.reconcile.rows import to_findings
 from outbox.reconcile.run import reconcile
 from outbox.reconcile.tables import ForeignTable, InboxState, ProducerState
 from tests.reconcile import mariadb as maria
 from tests.reconcile.foreign import KNOWN, SENT, tell
 from tests.reconcile.test_oracle import oracle
-from tests.reconcile.test_tables_oracle import agrees, named
+from tests.reconcile.test_tables_oracle import WORDS, agrees, believed, named
 from tests.reconcile.town import HOUR, PAIR, Fate, Place, Progress, Town, fate, ids_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
@@ -39,6 +39,8 @@ FATES = [
     fate(same_body=False),
     fate(compensated=True),
     fate(sends=5, status=InboxState.NONE),
+    *(fate(opinion=word, age=age) for word in (*WORDS, "no_opinion") for age in (0.0, HOUR)),
+    fate(opinion="consumed", status=InboxState.PARKED),
 ]
 
 
@@ -49,11 +51,13 @@ def rows_of(town: Town, table: str) -> pa.Table:
     return pa.Table.from_pylist([dict(each) for each in found])
 
 
-def told(town: Town, ids: str, rows: list[Fate]) -> dict[str, Outcome]:
+def told(town: Town, ids: str, rows: list[Fate], part: Part = "producer") -> dict[str, Outcome]:
     """Plant messages, tell them in foreign tables, and return what is to be found."""
     town.plant(rows)
     tell(town, ids=ids)
-    return {named(id_, ids): outcome for id_, outcome in oracle(town, PAIR).items()}
+    # Our own tables of a producer have no opinion.
+    found = believed(town, PAIR) if part == "producer" else oracle(town, PAIR)
+    return {named(id_, ids): outcome for id_, outcome in found.items()}
 
 
 def parquet(folder: Path, part: Part, rows: pa.Table) -> ForeignTable:
@@ -71,7 +75,7 @@ def in_spark(part: Part, **source: Any) -> ForeignTable:
     declared = SENT if part == "producer" else KNOWN
     # Expressions of Spark's, where names have more in them than letters.
     columns = {name: f"`{own}`" for name, own in declared.columns.items() if name != "topic"}
-    return ForeignTable(columns=columns, states=declared.states, **source)
+    return ForeignTable(columns=columns, states=declared.states, opinions=declared.opinions, **source)
 
 
 def iceberg(folder: Path, part: Part, rows: pa.Table) -> ForeignTable:
@@ -124,13 +128,30 @@ def test_parquet_and_iceberg_tell_what_our_tables_do(village: Town, tmp_path: Pa
 @pytest.mark.parametrize("part", ["producer", "consumer"])
 def test_a_lake_beside_our_own_tables(village: Town, tmp_path: Path, part: Part) -> None:
     """The other side is read from our tables, in a snapshot, and the run is recorded where they are the consumer's."""
-    expected = told(village, "text", FATES)
+    expected = told(village, "text", FATES, part)
     table = "legacy_sent" if part == "producer" else "legacy_known"
     rows = rows_of(village, table)
     job = beside(village, **{f"{part}_table": iceberg(tmp_path, part, rows), "record": True})
     agrees(reconcile(job).pairs[0], expected)
     runs = village.rows("SELECT topic FROM outbox.reconciliation_run WHERE finished_at IS NOT NULL AND error IS NULL")
     assert runs == (["t"] if part == "producer" else [])
+
+
+@pytest.mark.parametrize("consumer", ["ours", "foreign", "lake"])
+def test_an_opinion_is_written_back_from_spark(village: Town, tmp_path: Path, consumer: str) -> None:
+    """By the driver, as other repairs; whatever the consumer's side is read from."""
+    told(village, "text", [fate(opinion="failed"), *[fate(opinion="consumed")] * 5])
+    tables: dict[str, Any] = {"producer_table": SENT}
+    if consumer == "foreign":
+        tables["consumer_table"] = KNOWN
+    if consumer == "lake":
+        tables["consumer_table"] = parquet(tmp_path, "consumer", rows_of(village, "legacy_known"))
+    policy = {Outcome.OPINION_DIFFERS: Repair.SYNC_OPINION}
+    record = {"record": True, "record_in": village.accesses[1]}
+    job = beside(village, **tables, **record, engine=EngineName.SPARK, policy=policy, apply=True)
+    (repaired,) = reconcile(job).pairs[0].repairs
+    assert (repaired.action, repaired.result) == ("sync_opinion", "done")
+    assert village.rows("SELECT DISTINCT believed FROM legacy_sent") == ["done"]
 
 
 def test_a_lake_beside_a_foreign_table_of_a_database(village: Town, tmp_path: Path) -> None:
@@ -183,7 +204,7 @@ def test_what_cant_be_read_is_named(
     village.plant([fate(), fate(state=ProducerState.UNDECIDED, status=InboxState.NONE)])
     tell(village, ids="string")
     table = parquet(tmp_path, "producer", rows_of(village, "legacy_sent"))
-    job = beside(village, producer_table=replace(table, **changes))
+    job = beside(village, producer_table=replace(table, **{"opinions": {}} | changes))
     with pytest.raises(error, match=said) as caught:
         reconcile(job)
     assert "\n" not in str(caught.value)

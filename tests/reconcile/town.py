@@ -21,9 +21,9 @@ from outbox.database.execute import Statement
 from outbox.message.ids import uuid7_at
 from outbox.message.model import uuid7
 from outbox.reconcile.job import Access, Effect, Job, NoProgress, Outcome, Pair, Window
-from outbox.reconcile.rows import PairResult, Torn, to_findings
+from outbox.reconcile.rows import PairResult, to_findings
 from outbox.reconcile.run import reconcile
-from outbox.reconcile.tables import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState, Torn
 from tests.kit.bench import Bench, make_ledger
 
 PAIR = Pair("t", "g")
@@ -47,6 +47,7 @@ class Fate:
     ``received`` since when the inbox has it, if that differs. ``due_in`` (seconds, of scheduled ones) may be negative.
     ``body`` None: the inbox has no digest. ``effects`` are rows of the business table. ``torn``: the producer's rows
     are torn afterwards; an op without its half needs one that was never dispatched, the others one that was.
+    ``opinion`` is what a producer whose tables aren't ours believes of it (`tests.reconcile.foreign.tell`).
     """
 
     state: ProducerState | None = ProducerState.DISPATCHED
@@ -64,6 +65,7 @@ class Fate:
     key: str | None = "k"
     tag: str | None = None
     torn: Torn = Torn.NO
+    opinion: str | None = None
 
 
 IN_SYNC = Fate()
@@ -130,6 +132,7 @@ class Town(Bench):
         super().__init__(producer, consumer, settings)
         make_ledger(consumer)
         self.run("CREATE INDEX ON ledger (message_id)")
+        self.opinions: dict[UUID, str] = {}
 
     @property
     def accesses(self) -> tuple[Access, Access]:
@@ -162,6 +165,7 @@ class Town(Bench):
         named: list[UUID] = [uuid7() for _ in planted] if ids is None else list(ids)
         self._plant_producer(list(zip(named, planted, strict=True)), topic)
         self._plant_consumer(list(zip(named, planted, strict=True)), topic, group)
+        self.opinions |= {id_: each.opinion for id_, each in zip(named, planted, strict=True) if each.opinion}
         return named
 
     def _plant_producer(self, messages: Sequence[tuple[UUID, Fate]], topic: str) -> None:

@@ -25,7 +25,7 @@ from outbox.reader import Reader
 from outbox.reconcile import sql
 from outbox.reconcile.config import job_of
 from outbox.reconcile.fleet.config import Fleet, PairPattern
-from outbox.reconcile.job import NO_DATABASE, Access, Job, Pair, Part, Progress, described
+from outbox.reconcile.job import NO_DATABASE, Access, Job, Outcome, Pair, Part, Progress, Repair, described
 from outbox.reconcile.measure import Measure
 from outbox.reconcile.source import as_time, connected
 
@@ -261,8 +261,13 @@ def _job(fleet: Fleet, known: Mapping[str, Known], producer: str, consumer: str,
         "measures": tuple(measures),
     }
     sent, taken = fleet.foreign.get(producer, {}).get("producer"), fleet.foreign.get(consumer, {}).get("consumer")
+    policy = dict(fleet.job.get("policy", {}))
+    if not (sent and sent.table and "opinion" in sent.columns):
+        policy.pop(Outcome.OPINION_DIFFERS, None)  # it is of those members alone that have opinions
     if sent or taken:
-        # What isn't ours is reported on; the others of the fleet are repaired.
-        values |= {"producer_table": sent, "consumer_table": taken, "apply": False}
+        # What isn't ours is reported on, but for opinions; the others of the fleet are repaired.
+        apply = bool(fleet.job.get("apply")) and Repair.SYNC_OPINION in policy.values()
+        values |= {"producer_table": sent, "consumer_table": taken, "apply": apply}
+    values["policy"] = policy
     now = known[producer].now or known[consumer].now or dt.datetime.now(dt.UTC)
     return job_of(values, lambda _: now)

@@ -208,7 +208,7 @@ class Schedule:
 
 
 #: What of a finding the producer said, and what the consumer.
-_PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "torn")
+_PRODUCER = ("state", "sends", "queue", "position", "at", "compensated", "opinion", "torn")
 _CONSUMER = ("status", "attempts", "received_at", "changed_at", "effects")
 
 _NEWEST: SortOrder[Run] = SortOrder(key=lambda run: (run.started_at, run.id), shape=(dt.datetime, UUID))

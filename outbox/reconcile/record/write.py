@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event, Thread
@@ -14,7 +14,7 @@ from outbox.database.execute import Statement, execute, statement
 from outbox.errors import OutboxError
 from outbox.message.model import uuid7
 from outbox.reader import plain
-from outbox.reconcile.job import DONE, Access, Interrupted, Outcome, Repair, Window, counts_as_json, hidden
+from outbox.reconcile.job import DONE, Access, Interrupted, Outcome, Part, Repair, Window, counts_as_json, hidden
 from outbox.reconcile.measure.result import MeasureResult
 from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
@@ -201,11 +201,11 @@ class Record:
         """Write that what a run found is being repaired: without an end, it died over it."""
         self._write(_REOPEN, run_id)
 
-    def findings(self, result: PairResult, policy: Mapping[Outcome, Repair]) -> None:
-        """Write the differences of a pair, before anything is done about them."""
+    def findings(self, result: PairResult, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()) -> None:
+        """Write the differences of a pair, before anything is done about them; ``foreign`` are sides not ours."""
         for start in range(0, result.findings.num_rows, _BATCH):
             some = list(to_findings(result.findings.slice(start, _BATCH)))
-            self._execute(statement(self._schema, FINDINGS, of_findings(result.run_id, some, policy)))
+            self._execute(statement(self._schema, FINDINGS, of_findings(result.run_id, some, policy, foreign)))
 
     def measures(self, run_id: UUID, found: Sequence[MeasureResult]) -> None:
         """Write the sums of a pair's measures: all totals, and first of all the keys that don't add up."""
@@ -228,14 +228,16 @@ class Record:
         self.close(result.run_id, result.counts, plain(result.plan) | outcome | {"seconds": seconds})
 
 
-def of_findings(run_id: UUID, found: Sequence[Finding], policy: Mapping[Outcome, Repair]) -> dict[str, object]:
+def of_findings(
+    run_id: UUID, found: Sequence[Finding], policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()
+) -> dict[str, object]:
     """Return what statements bind that write findings of a run."""
     return {
         "run": run_id,
         "ids": [each.id for each in found],
         "kinds": [each.outcome.label for each in found],
         "details": [json.dumps(detail_of(each)) for each in found],
-        "actions": [each.outcome.repair(policy).value for each in found],
+        "actions": [each.outcome.repair(policy, foreign).value for each in found],
     }
 
 
@@ -266,7 +268,8 @@ def detail_of(finding: Finding) -> dict[str, Any]:
         if name not in {"id", "outcome", *DIGESTS}
         and value is not None
         and value is not False
-        and value not in {"none", ""}
+        # That the producer believes the consumer not to know it is an opinion, too.
+        and (name == "opinion" or value not in {"none", ""})
     }
     # Of another origin than PostgreSQL, it may have in it what PostgreSQL refuses.
     return detail | {name: storable(value) for name, value in detail.items() if name == "foreign_id"}

@@ -8,7 +8,7 @@
       topic, group, run_id, begun_at, in_sync
       window      {since, until, grace}         null is no bound; grace in seconds
       plan        {tier, engine, why[], ranges, buckets, differing, settled, rows_read,
-                   standby_lag: {side: seconds}, foreign: [side], doubts[], expected,
+                   standby_lag: {side: seconds}, foreign: [side], writable, doubts[], expected,
                    came: {rows, bytes, seconds}}
                                                 what it was to cost, and what it did until the second look; doubts
                                                 say what can't be true
@@ -17,7 +17,7 @@
       differences[]  {kind, number, left, meaning, mend, action, done, healed, refused: {reason: number}}
       lag         {bounds[], counts[], total, sampled, p50, p90, p99} or null
                                                 seconds; a percentile is the bound below it, null beyond the last one
-       findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, torn,
+       findings[]  {id, kind, sentence, since, state, sends, queue, position, at, compensated, opinion, torn,
                     status, attempts, received_at, changed_at, effects, foreign_id}
       findings_left_out                         how many a limit, or max_findings, kept out of ``findings``
       left_out                                  how many max_findings kept out of findings, record and repairs
@@ -59,6 +59,7 @@ from outbox.reconcile.measure.result import EXACT, MeasureResult, MeasureRow
 from outbox.reconcile.rows import (
     DIGESTS,
     FINDING,
+    NUMBERS,
     ComparisonPlan,
     Estimate,
     Finding,
@@ -66,11 +67,10 @@ from outbox.reconcile.rows import (
     Lag,
     PairResult,
     Repaired,
-    Torn,
     to_findings,
     to_uuids,
 )
-from outbox.reconcile.tables import InboxState, ProducerState
+from outbox.reconcile.tables import InboxState, ProducerState, Torn
 from outbox.text import counted, duration, fields_of, key_text, plain
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ def _producer(finding: Finding, now: dt.datetime) -> str:
         parts.append(_TORN[finding.torn])
     if finding.compensated:
         parts.append("compensated")
+    if finding.opinion is not None:
+        parts.append(f"holds it for {finding.opinion.name.lower() if finding.opinion else 'unknown to the consumer'}")
     return ", ".join([*parts, *_when(finding.at, now)])
 
 
@@ -197,7 +199,8 @@ def kinds(pair: PairResult, result: JobResult) -> list[KindSummary]:
     summaries = []
     for kind, number in pair.differences.items():
         done, healed = results[kind].pop(DONE, 0), results[kind].pop(HEALED, 0)
-        action, text = kind.repair(result.policy, pair.plan.foreign), kind.mend(result.policy, pair.plan.foreign)
+        foreign, writable = pair.plan.foreign, pair.plan.writable
+        action, text = kind.repair(result.policy, foreign), kind.mend(result.policy, foreign, writable=writable)
         summaries.append(KindSummary(kind, number, action, text, result.applied, done, healed, results[kind]))
     return summaries
 
@@ -448,13 +451,13 @@ def measure_as_json(measure: MeasureResult, limit: int | None = None) -> dict[st
 # the same run takes the place of its own file. A run without differences has a file without rows.
 
 #: What of a finding isn't as `rows.FINDING` has it: numbers stand for names there.
-_NAMES: dict[str, type[enum.IntEnum]] = {"state": ProducerState, "torn": Torn, "status": InboxState}
+_NAMED = {"state", "opinion", "torn", "status"}
 
 #: One row for each difference that is listed. ``began_at`` is when the run began, by the databases' clock; ``action``
 #: is what the policy does about it, ``result`` what came of that: ``done``, ``healed``, or why it was refused; null
 #: where it wasn't tried. The rest is what either side says of the message (`rows.PRODUCER`, `rows.CONSUMER`), null
-#: where it says nothing; ``effects`` is null where no business table is named. ``message_id`` is the id as its own
-#: table has it.
+#: where it says nothing; ``effects`` is null where no business table is named, ``opinion`` without one.
+#: ``message_id`` is the id as its own table has it.
 FINDINGS: pa.Schema = pa.schema(
     [
         pa.field("run", pa.string(), nullable=False),
@@ -469,7 +472,7 @@ FINDINGS: pa.Schema = pa.schema(
         pa.field("action", pa.string(), nullable=False),
         pa.field("result", pa.string()),
         *(
-            pa.field(field.name, pa.string() if field.name in _NAMES else field.type)
+            pa.field(field.name, pa.string() if field.name in _NAMED else field.type)
             for field in FINDING
             if field.name not in {"id", "outcome", "foreign_id", *DIGESTS}
         ),
@@ -514,7 +517,7 @@ def _of_pair(pair: PairResult, result: JobResult) -> pa.Table:
     found, number = pair.findings, pair.findings.num_rows
     ids = to_uuids(found)
     results = {repaired.id: repaired.result for repaired in pair.repairs}
-    actions = {kind: kind.repair(result.policy) for kind in KINDS}
+    actions = {kind: kind.repair(result.policy, pair.plan.foreign) for kind in KINDS}
     columns = named(found) | {
         "run": pa.repeat(str(pair.run_id), number),
         "began_at": pa.repeat(pa.scalar(pair.begun_at, FINDINGS.field("began_at").type), number),
@@ -534,12 +537,11 @@ def named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
     columns = {name: found[name] for name in found.column_names if name not in {"id", "outcome", "foreign_id"}}
     ids = pa.array([str(each) for each in to_uuids(found)], pa.string())
     columns["message_id"] = pc.coalesce(found["foreign_id"], ids)
-    columns["kind"] = _names({int(outcome): outcome.label for outcome in Outcome}, found["outcome"])
-    columns["effects"] = pc.if_else(pc.less(found["effects"], 0), None, found["effects"])
-    for name, kind in _NAMES.items():
-        # A finding that isn't torn says nothing about that.
-        names = {each.value: each.name.lower() for each in kind if each is not Torn.NO}
-        columns[name] = _names(names, found[name])
+    for name, (kind, least) in NUMBERS.items():
+        values = pc.if_else(pc.less(found[name], least), None, found[name])
+        if issubclass(kind, enum.IntEnum):
+            values = _names({each.value: each.name.lower() for each in kind}, values)
+        columns["kind" if name == "outcome" else name] = values
     return columns
 
 

@@ -517,13 +517,13 @@ def of_table(spark: SparkSession, part: Part, table: ForeignTable, pair: Pair, w
     except AnalysisException as error:
         kind = SourceError if "FAILED_JDBC" in str(error) else InvalidSettings
         raise kind(f"{part}.tables ({table}): {cause(error)}") from None
-    states, called = dict(table.states), f"the {part}'s {table}"
+    words, called = {name: dict(own) for name, own in table.own_words.items()}, f"the {part}'s {table}"
 
     def shape(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
                 yield from _travelling(
-                    _inside(shaped(pa.Table.from_batches([batch]), part, states, called), within), part
+                    _inside(shaped(pa.Table.from_batches([batch]), part, words, called), within), part
                 )
 
     return mapped.mapInArrow(shape, from_arrow_schema(_wire(part)))
