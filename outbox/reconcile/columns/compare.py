@@ -1,0 +1,480 @@
+"""The comparison of two tables: what is digested, what is read, and what of it differs (`outbox.reconcile.columns`)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox.database.execute import Statement, execute
+from outbox.database.sql import plan_by_index
+from outbox.errors import InvalidSettings, OutboxError
+from outbox.message.masking import NAMES
+from outbox.reconcile import sql
+from outbox.reconcile.columns import TablesJob
+from outbox.reconcile.columns.kinds import JSON, Tolerance, equal_values
+from outbox.reconcile.columns.sides import Cut, Pairing, TableSide, look_up
+from outbox.reconcile.digest import mixing_of
+from outbox.reconcile.job import NoProgress, Part, Progress
+from outbox.reconcile.source import (
+    SessionSettings,
+    Snapshots,
+    cancel,
+    failure_of,
+    insist,
+    raise_bare,
+    reaching,
+    rendered,
+    snapshot_cursor,
+    snapshots_of,
+    storage_of,
+)
+from outbox.text import MASK, counted, whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+
+#: Tables of fewer rows are read as they are. A range should have so many, and there are so many ranges at most; keys of
+#: variable length are cut at fewer places.
+_FEW_ROWS, _ROWS_OF_RANGE, _MOST_RANGES, _MOST_OF_VARIABLE = 20_000, 100, 65_536, 128
+#: Ranges are looked up by an index where they have less than this share of the rows.
+_LOOKED_UP = 0.125
+#: Behind the last of all buckets.
+_END = 2**63 - 1
+#: How often (seconds) a reader that isn't needed any more is cancelled until it ends.
+_CANCEL_EVERY = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedColumn:
+    """A column of both tables, what it is compared as, and in how many rows it differs."""
+
+    pairing: Pairing
+    tolerance: Tolerance | None
+    masked: bool
+    differ: int = 0
+
+    @property
+    def name(self) -> str:
+        """As people read it: ``left``, or ``left:right`` where the tables call it differently."""
+        return self.pairing.name
+
+
+@dataclass(slots=True)
+class TablesResult:
+    """What comparing two tables comes to.
+
+    ``differ`` are rows on both sides of which a column differs. ``sample`` has the first differences of each column,
+    and the first rows of one side alone (`difference_schema`). ``seconds`` are by stage.
+    """
+
+    job: TablesJob
+    begun_at: dt.datetime
+    key: Sequence[ComparedColumn] = ()
+    columns: Sequence[ComparedColumn] = ()
+    rows: dict[Part, int] = field(default_factory=dict)
+    only: Counter[str] = field(default_factory=Counter)
+    differ: int = 0
+    ranges: int = 0
+    differing: int = 0
+    rows_read: int = 0
+    sample: pa.Table = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> int:
+        """How many rows both sides have."""
+        return self.rows["producer"] - self.only["only_left"]
+
+    @property
+    def equal(self) -> bool:
+        """Do both tables have the same rows?"""
+        return not (self.differ or self.only.total())
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for people."""
+        found = (
+            (self.differ, "in which columns differ"),
+            (self.only["only_left"], "of the left alone"),
+            (self.only["only_right"], "of the right alone"),
+        )
+        return "; ".join(f"{counted(number, 'row')} {what}" for number, what in found if number) or "equal"
+
+    def to_arrow(self) -> pa.Table:
+        """Return the sample as a table."""
+        return self.sample
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the sample as a frame of pandas."""
+        return self.sample.to_pandas()
+
+
+def difference_schema(key: Sequence[str]) -> pa.Schema:
+    """Return the columns of differences: the key by its columns, the kind, the column that differs, both values.
+
+    All are texts, as PostgreSQL writes them in UTC. The kind is ``differs``; or ``only_left`` or ``only_right`` of a
+    row that one side alone has, without a column and values.
+    """
+    text = pa.string()
+    fields = {"key": pa.struct(dict.fromkeys(key, text).items()), "kind": text}
+    return pa.schema(list({**fields, "column": text, "left": text, "right": text}.items()))
+
+
+def compare_tables(job: TablesJob, progress: Progress | None = None, *, parquet: Path | None = None) -> TablesResult:
+    """Compare two tables; ``parquet`` gets all differences, as a file that appears when it is whole.
+
+    A database that is lost over it is read again, from the beginning.
+
+    Raises:
+        InvalidSettings: a table or column isn't there, types can't be compared, a key is NULL or there twice.
+        SourceError: a database can't be read.
+        OSError: the file can't be written.
+    """
+    told: Progress = progress or NoProgress()
+    waiting = partial(told.done, 0)
+    return insist(
+        partial(_compared, job, told, parquet),
+        waiting=waiting,
+        lost=lambda error: told.say(f"{error}; the comparison is begun again"),
+    )
+
+
+def _compared(job: TablesJob, progress: Progress, parquet: Path | None) -> TablesResult:
+    result, began = TablesResult(job, dt.datetime.now(dt.UTC)), time.monotonic()
+    databases = {"producer": job.producer, "consumer": job.consumer}
+    settings = SessionSettings("outbox reconcile tables", job.max_time)
+    with ExitStack() as stack:
+        taken = snapshots_of(databases, waiting=partial(progress.done, 0), settings=settings, foreign=databases.keys())
+        snapshots = stack.enter_context(taken)
+        for each in snapshots.of.values():
+            with reaching(each.access):
+                execute(each.connection, sql.limits(job.max_time))
+        progress.stage("keys", None)
+        sides = _sides(job, snapshots, result)
+        schema = difference_schema([each.name for each in result.key])
+        found = _Differences(result, schema, stack, parquet)
+        shown = MASK if any(each.masked for each in result.key) else None
+        _of_both(sides, lambda side: side.check_keys(shown))
+        cut, buckets, by_index = _plan(sides, result, progress)
+        result.seconds["digests"] = time.monotonic() - began
+        if buckets is None or buckets:
+            progress.stage("rows", None if buckets is None else result.rows_read)
+            read = [
+                stack.enter_context(
+                    _ahead(_batches(side, side.rows(cut, buckets, by_index=looked_up), settings, looked_up))
+                )
+                for side, looked_up in zip(sides, by_index, strict=True)
+            ]
+            result.rows_read = 0
+            for left, right in aligned(*read):
+                found.judge(left, right)
+                progress.done(result.rows_read)
+        found.end()
+    result.seconds["rows"] = time.monotonic() - began - result.seconds["digests"]
+    return result
+
+
+# --- what is compared ------------------------------------------------------------------------------------
+
+
+def _sides(job: TablesJob, snapshots: Snapshots, result: TablesResult) -> list[TableSide]:
+    """Look up both tables; the columns of the result are known then.
+
+    Raises:
+        InvalidSettings: as `compare_tables`.
+    """
+    left = look_up("producer", snapshots.producer, job.left)
+    right = look_up("consumer", snapshots.consumer, job.right)
+    key = [Pairing.of(text, left, right, is_key=True) for text in job.key]
+    own = {each.left for each in key}
+    named = job.columns or [name for name in left.columns if name in right.columns and name not in own]
+    columns = [Pairing.of(text, left, right) for text in named]
+    amounts = dict(text.split("=", 1) for text in job.tolerances)
+    known = {name for each in (*key, *columns) for name in (each.left, each.right)}
+    for what, names in (("tolerances", amounts), ("masks", job.masks), ("shown", job.shown)):
+        if unknown := [name for name in names if name not in known]:
+            raise InvalidSettings(f"{what}: {unknown[0]} is none of the compared columns: {', '.join(sorted(known))}")
+    if strict := [each.left for each in key if each.left in amounts]:
+        raise InvalidSettings(f"tolerances: {strict[0]} is of the key, by which rows are found; leave it out")
+
+    def compared(pairing: Pairing) -> ComparedColumn:
+        text = amounts.get(pairing.left, amounts.get(pairing.right))
+        tolerance = None if text is None else Tolerance.parse(pairing.left, text, pairing.kinds[0].measure)
+        return ComparedColumn(pairing, tolerance, is_masked(pairing.left, job) or is_masked(pairing.right, job))
+
+    result.key, result.columns = [compared(each) for each in key], [compared(each) for each in columns]
+    _check_encodings(snapshots, key)
+    mixing = mixing_of(snapshots)
+    return [
+        TableSide(
+            looked,
+            [(name_of(each), each.kinds[at]) for each in key],
+            [(name_of(each), each.kinds[at]) for each in columns],
+            mixing,
+        )
+        for at, (looked, name_of) in enumerate(((left, _left), (right, _right)))
+    ]
+
+
+def _left(pairing: Pairing) -> str:
+    return pairing.left
+
+
+def _right(pairing: Pairing) -> str:
+    return pairing.right
+
+
+def is_masked(name: str, job: TablesJob) -> bool:
+    """Are the values of a column masked?"""
+    return name in job.masks or (NAMES.masks(name) and name not in job.shown)
+
+
+def _check_encodings(snapshots: Snapshots, key: Sequence[Pairing]) -> None:
+    """See that both databases order texts in one way: by their bytes, which depend on the encoding."""
+    if not any(each.kinds[0].type == "text" for each in key):
+        return
+    found = []
+    for each in snapshots.of.values():
+        with reaching(each.access):
+            found += [str(row[0]) for row in execute(each.connection, Statement("SHOW server_encoding"))[0]]
+    if len(set(found)) > 1:
+        raise InvalidSettings(
+            f"the databases have the encodings {' and '.join(found)}, in which texts have another order; choose a "
+            "key of another type"
+        )
+
+
+def _of_both(sides: Sequence[TableSide], act: Callable[[TableSide], T]) -> list[T]:
+    """Do it to both sides at once: each has a connection of its own."""
+    with ThreadPoolExecutor(1, thread_name_prefix="columns") as pool:
+        first = pool.submit(act, sides[0])
+        second = act(sides[1])
+        return [first.result(), second]
+
+
+def _plan(
+    sides: Sequence[TableSide], result: TablesResult, progress: Progress
+) -> tuple[Cut, Collection[int] | None, list[bool]]:
+    """Return how the tables are cut, which buckets are read (None: all), and of which side by an index."""
+    numbers = [int(rows[0][0]) for rows in _of_both(sides, lambda side: side.ask(side.count()))]
+    result.rows = dict(zip(("producer", "consumer"), numbers, strict=True))
+    result.rows_read = sum(numbers)
+    if max(numbers) < _FEW_ROWS:
+        return Cut(), None, [False, False]
+    progress.stage("digests", None)
+    cut = _cut(sides, max(numbers))
+    result.ranges = max(len(cut.bounds) + 1, sum(cut.parts))
+    digests = [
+        {int(bucket): each for bucket, *each in rows}
+        for rows in _of_both(sides, lambda side: side.ask(side.digests(cut)))
+    ]
+    ours, theirs = digests
+    differing = [bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket)]
+    result.differing = len(differing)
+    result.rows_read = sum(side[bucket][0] for side in digests for bucket in differing if bucket in side)
+    touched = {cut.range_of(bucket) for bucket in differing}
+    in_touched = [sum(each[0] for bucket, each in side.items() if cut.range_of(bucket) in touched) for side in digests]
+    progress.say(
+        f"{len(differing):,} of {counted(result.ranges, 'range')} differ; {counted(result.rows_read, 'row')} are read"
+    )
+    by_index = [
+        side.has_index and rows < _LOOKED_UP * number
+        for side, rows, number in zip(sides, in_touched, numbers, strict=True)
+    ]
+    return cut, differing, by_index
+
+
+def _cut(sides: Sequence[TableSide], rows: int) -> Cut:
+    wanted = min(rows // _ROWS_OF_RANGE, _MOST_RANGES)
+    # Both sides are sampled, so that no range of either is large; each gives half of the places.
+    step = max(1, 2 * rows // wanted)
+    found = _of_both(sides, lambda side: side.ask(side.sample(step)))
+    sample = sides[0].ask(sides[0].sorted([str(row[0]) for side in found for row in side]))
+    is_variable = sides[0].key[0][1].type in {"text", "numeric", "bytea"}
+    return Cut.of([(str(text), int(number)) for text, number in sample], _MOST_OF_VARIABLE if is_variable else wanted)
+
+
+# --- what is read ----------------------------------------------------------------------------------------
+
+
+def _batches(
+    side: TableSide, statement: Statement, settings: SessionSettings, by_index: bool
+) -> Generator[pa.Table, None, None]:
+    """Yield the rows of a statement in the snapshot of a side, as they come.
+
+    Raises:
+        SourceLost: the connection was lost, or the snapshot is gone.
+        SourceError: they can't be read.
+    """
+    snapshot = side.looked.snapshot
+    access, reached = snapshot.access.resolved(), list[bool]()
+    first = [settings.statement(), sql.limits(settings.seconds), *([plan_by_index()] if by_index else [])]
+    try:
+        with snapshot_cursor(access, snapshot.name, first, lambda: reached.append(True)) as cursor:
+            cursor.execute(rendered(statement))
+            for batch in cursor.fetch_record_batch():
+                rows = pa.Table.from_batches([batch])
+                texts = [storage_of(column).cast(pa.string()) for column in rows.columns[1:]]
+                yield pa.table([rows["bucket"].cast(pa.int64()), *texts], names=rows.column_names)
+    except OutboxError:
+        raise
+    except Exception as error:
+        raise_bare(failure_of(error, access, connected=bool(reached)))
+
+
+@contextmanager
+def _ahead(rows: Generator[pa.Table, None, None]) -> Iterator[Callable[[], pa.Table | None]]:
+    """Yield what returns the next of some tables, None behind the last; the one after it is read meanwhile."""
+    with ThreadPoolExecutor(1, thread_name_prefix="columns") as pool:
+        thread = pool.submit(get_ident).result()
+        ahead: list[Future[pa.Table | None]] = [pool.submit(next, rows, None)]
+
+        def following() -> pa.Table | None:
+            found = ahead[0].result()
+            ahead[:] = [] if found is None else [pool.submit(next, rows, None)]
+            return found
+
+        try:
+            yield following
+        finally:
+            while wait(ahead, _CANCEL_EVERY).not_done:
+                cancel([thread])
+            pool.submit(rows.close).result()
+
+
+def aligned(
+    left: Callable[[], pa.Table | None], right: Callable[[], pa.Table | None]
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield the rows of both sides by shares: each share has all rows of its buckets, by whose order they come."""
+    sides, held, last = (left, right), [list[pa.Table](), list[pa.Table]()], [-1, -1]
+    while min(last) < _END:
+        at = last.index(min(last))
+        batch = sides[at]()
+        if batch is None:
+            last[at] = _END
+        elif batch.num_rows:
+            held[at].append(batch)
+            last[at] = batch["bucket"][-1].as_py()
+        ours, theirs = (_taken(each, min(last)) for each in held)
+        if ours.num_rows or theirs.num_rows:
+            yield ours, theirs
+
+
+def _taken(held: list[pa.Table], end: int) -> pa.Table:
+    """Take the rows of buckets before one out of those that are held."""
+    if not held:
+        return pa.table({})
+    rows = pa.concat_tables(held)
+    number = int(np.searchsorted(rows["bucket"].to_numpy(), end))
+    held[:] = [rows.slice(number)] if number < rows.num_rows else []
+    return rows.slice(0, number)
+
+
+# --- what differs ----------------------------------------------------------------------------------------
+
+
+class _Differences:
+    """Judges shares of both tables, counts what differs, keeps the sample, and writes the file if there is one."""
+
+    def __init__(self, result: TablesResult, schema: pa.Schema, stack: ExitStack, parquet: Path | None) -> None:
+        self._result, self._schema = result, schema
+        self._kept: list[pa.Table] = [schema.empty_table()]
+        self._by_column: Counter[str] = Counter()
+        self._keys = [f"k{number}" for number in range(len(result.key))]
+        names = [*self._keys, *(f"c{number}" for number in range(len(result.columns)))]
+        self._empty = pa.schema([(name, pa.string()) for name in names]).empty_table()
+        self._writer: Any = None
+        if parquet is not None:
+            import pyarrow.parquet as pq  # noqa: PLC0415 - of this form alone
+
+            file = stack.enter_context(whole(parquet))
+            self._writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+
+    def judge(self, left: pa.Table, right: pa.Table) -> None:
+        """Judge the rows of both sides of some ranges."""
+        result = self._result
+        result.rows_read += left.num_rows + right.num_rows
+        ours, theirs = (
+            (each.drop_columns("bucket") if each.num_columns else self._empty).append_column(
+                "here", pa.repeat(True, each.num_rows)
+            )
+            for each in (left, right)
+        )
+        joined = ours.join(
+            theirs, self._keys, join_type="full outer", left_suffix=".l", right_suffix=".r", use_threads=False
+        )
+        is_left, is_right = pc.is_valid(joined["here.l"]), pc.is_valid(joined["here.r"])
+        for kind, alone in (("only_left", pc.invert(is_right)), ("only_right", pc.invert(is_left))):
+            rows = joined.filter(alone)
+            result.only[kind] += rows.num_rows
+            self._add(kind, rows, kind, None)
+        both = joined.filter(pc.and_(is_left, is_right))
+        differs = np.zeros(both.num_rows, bool)
+        for number, column in enumerate(result.columns):
+            rows = _unequal(both, number, column)
+            differs[rows] = True
+            found = both.take(pa.array(rows))
+            self._add(column.name, found, "differs", column, found[f"c{number}.l"], found[f"c{number}.r"])
+        result.differ += int(differs.sum())
+
+    def _add(
+        self, name: str, rows: pa.Table, kind: str, column: ComparedColumn | None, *values: pa.ChunkedArray
+    ) -> None:
+        number = rows.num_rows
+        if not number:
+            return
+        nothing, masked = pa.nulls(number, pa.string()), pa.repeat(MASK, number)
+        keys = [
+            masked if each.masked else rows[key].combine_chunks()
+            for key, each in zip(self._keys, self._result.key, strict=True)
+        ]
+        shown = [masked if column is not None and column.masked else each for each in values] or [nothing, nothing]
+        columns = [
+            pa.StructArray.from_arrays(keys, names=[each.name for each in self._result.key]),
+            pa.repeat(kind, number),
+            nothing if column is None else pa.repeat(name, number),
+            *shown,
+        ]
+        table = pa.table(columns, schema=self._schema)
+        if (room := self._result.job.sample - self._by_column[name]) > 0:
+            # Taken, not sliced: a slice keeps all that it was cut from.
+            self._kept.append(table.take(pa.array(range(min(room, number)))))
+        self._by_column[name] += number
+        if self._writer is not None:
+            self._writer.write_table(table)
+
+    def end(self) -> None:
+        """Put the counts and the sample into the result."""
+        result = self._result
+        result.sample = pa.concat_tables(self._kept).combine_chunks()
+        result.columns = [
+            ComparedColumn(each.pairing, each.tolerance, each.masked, self._by_column[each.name])
+            for each in result.columns
+        ]
+
+
+def _unequal(rows: pa.Table, number: int, column: ComparedColumn) -> np.ndarray[Any, Any]:
+    """Return which rows differ in a column, of those that both sides have."""
+    ours, theirs = rows[f"c{number}.l"], rows[f"c{number}.r"]
+    other = pc.fill_null(pc.not_equal(ours, theirs), False)
+    found = np.flatnonzero(pc.or_(other, pc.xor(pc.is_null(ours), pc.is_null(theirs))).to_numpy())
+    kind, tolerance = column.pairing.kinds[0], column.tolerance
+    if not len(found) or (tolerance is None and kind is not JSON):
+        return found
+    some = pa.array(found)
+    return found[~equal_values(kind, tolerance, ours.take(some).to_pylist(), theirs.take(some).to_pylist())]
