@@ -48,6 +48,7 @@ from outbox.settings import Settings
 from outbox.text import described, key_text, trace_of
 
 if TYPE_CHECKING:
+    from outbox.app import Outbox
     from outbox.reconcile.record.orders import ReconciliationOrders
     from outbox.reconcile.record.views import FindingRow, Run, Schedule
     from outbox.reconcile.rows import JobResult
@@ -147,6 +148,16 @@ _JOB = options_of(
 )
 
 
+def with_databases(source: SourceOptions, values: Values, outbox: Outbox | None) -> Values:
+    """Return values with both databases: those of an application, or of the environment, where they name none."""
+    if outbox is not None:
+        values = only(subscribed(outbox, values))
+    elif "producer" not in values:
+        url = find_url(None, "--producer", PRODUCER_VARIABLE, URL_VARIABLE)
+        values = {**values, "producer": source.access(url)}
+    return {"consumer": values["producer"], **values}
+
+
 def described_job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
     """Return the job that options describe; ``more`` goes over what is known from the file and the application."""
     values = source.values()
@@ -156,12 +167,7 @@ def described_job(source: SourceOptions, pairs: PairOptions, filters: Any, windo
         known = [Pair(topic, group) for topic, group in outbox.subscriptions if not is_internal(topic)]
     if (chosen := pairs.pairs(known, read_options(Pair, filters))) is not None:
         values = merged(values, {"pairs": chosen})
-    if outbox is not None:
-        values = only(subscribed(outbox, values))
-    elif "producer" not in values:
-        url = find_url(None, "--producer", PRODUCER_VARIABLE, URL_VARIABLE)
-        values = {**values, "producer": source.access(url)}
-    values = {"consumer": values["producer"], **values}
+    values = with_databases(source, values, outbox)
     if source.schema:
         for side in ("producer", "consumer", "record_in"):
             if (access := values.get(side)) is not None:
@@ -248,12 +254,7 @@ class ReportOptions:
         for name, path in self.files():
             if name == "findings" and path.is_file():
                 raise Failure(f"--findings {path} is a file; name a folder")
-            if name != "findings" and path.is_dir():
-                raise Failure(f"--{name} {path} is a folder; name a file")
-            if not path.parent.is_dir():
-                raise Failure(f"--{name} {path}: there is no folder {path.parent}")
-            if not os.access(path.parent, os.W_OK):
-                raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
+            check_file(name, path, is_folder=name == "findings")
             importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
 
     def report(self, result: object, module: str | None = None) -> None:
@@ -268,7 +269,7 @@ class ReportOptions:
         else:
             form("print_report")(result, output.console(), SHOWN if self.limit is None else self.limit)
         for name, path in self.files():
-            with _writing(path):
+            with writing(path):
                 form(f"write_{name}")(path, result)
 
     def report_failure(self, job: Job) -> None:
@@ -276,12 +277,22 @@ class ReportOptions:
         if self.prometheus:
             from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415 - needed by this command alone
 
-            with _writing(self.prometheus):
+            with writing(self.prometheus):
                 write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
 
 
+def check_file(name: str, path: Path, *, is_folder: bool = False) -> None:
+    """Check that the file of an option can be written."""
+    if not is_folder and path.is_dir():
+        raise Failure(f"--{name} {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise Failure(f"--{name} {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
+
+
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Tell which file it is that can't be written in the block."""
     try:
         yield

@@ -43,24 +43,22 @@ COLUMNS = {
 TOLERANCES = {"price": "0.01", "share": "1%", "at": "2s"}
 
 
+#: The values of each column, odd ones among them.
+VALUES: Mapping[str, Callable[[random.Random], Any]] = {
+    "n": lambda chance: chance.choice([0, -1, 2**31 - 1, chance.randrange(1000)]),
+    "price": lambda chance: chance.choice([Decimal("0.10"), Decimal(chance.randrange(10**6)) / 100, Decimal(-7)]),
+    "loss": lambda chance: chance.choice([Decimal("0.10"), Decimal(chance.randrange(10**6)) / 100, Decimal(7)]),
+    "share": lambda chance: chance.choice([0.0, -0.0, math.nan, math.inf, 0.1 + 0.2, chance.random()]),
+    "at": lambda chance: BEGAN + dt.timedelta(microseconds=chance.randrange(10**12)),
+    "said": lambda chance: chance.choice(["", "NULL", "ß ö", 'say "x", \\ and %', "a" * chance.randrange(50)]),
+    "body": lambda chance: chance.choice(['{"a": 1, "b": [true, null]}', "[]", f'{{"n": {chance.randrange(9)}.5}}']),
+    "ok": lambda chance: chance.random() < 0.5,
+}
+
+
 def value_of(chance: random.Random, column: str) -> Any:
-    """Return a value of a column; now and then one of the odd ones, and NULL."""
-    if chance.random() < 0.1:
-        return None
-    match column:
-        case "n":
-            return chance.choice([0, -1, 2**31 - 1, chance.randrange(1000)])
-        case "price" | "loss":
-            return chance.choice([Decimal("0.10"), Decimal(chance.randrange(10**6)) / 100, Decimal(7)])
-        case "share":
-            return chance.choice([0.0, -0.0, math.nan, math.inf, 0.1 + 0.2, chance.random()])
-        case "at":
-            return BEGAN + dt.timedelta(microseconds=chance.randrange(10**12))
-        case "said":
-            return chance.choice(["", "NULL", "ß ö", 'say "x", \\ and %', "a" * chance.randrange(50)])
-        case "body":
-            return chance.choice(['{"a": 1, "b": [true, null]}', "[]", f'{{"n": {chance.randrange(9)}.5}}'])
-    return chance.random() < 0.5
+    """Return a value of a column; now and then NULL."""
+    return None if chance.random() < 0.1 else VALUES[column](chance)
 
 
 def near(chance: random.Random, column: str, value: Any) -> Any:
@@ -228,7 +226,7 @@ def test_what_is_found_is_what_plain_python_finds(tables: Tables, way: str, kind
     """Rows of one side alone, and columns that differ, of tables whose columns have other types: all, and no others."""
     columns, make = KEYS[kind]
     for seed in range(tries(1)):
-        chance = random.Random(f"{seed} {kind}")
+        chance = random.Random(f"{seed} {kind}")  # noqa: S311 - no secret
         rows = world(chance, make, chance.choice([0, 1, 60, 200]) if seed else 150)
         tables.make(columns, rows, index=chance.random() < 0.8)
         job = tables.job(*columns, tolerances=tuple(f"{name}={amount}" for name, amount in TOLERANCES.items()))

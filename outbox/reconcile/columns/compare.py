@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.database.execute import Statement, execute
+from outbox.database.execute import UNAVAILABLE, Statement, execute, sqlstate
 from outbox.database.sql import plan_by_index
-from outbox.errors import InvalidSettings, OutboxError
+from outbox.errors import InvalidSettings, OutboxError, SourceError, SourceLost
 from outbox.message.masking import NAMES
 from outbox.reconcile import sql
 from outbox.reconcile.columns import TablesJob
 from outbox.reconcile.columns.kinds import JSON, Tolerance, equal_values
 from outbox.reconcile.columns.sides import Cut, Pairing, TableSide, look_up
 from outbox.reconcile.digest import mixing_of
-from outbox.reconcile.job import NoProgress, Part, Progress
+from outbox.reconcile.job import NoProgress, Part, Progress, described, hidden
 from outbox.reconcile.source import (
     SessionSettings,
     Snapshots,
@@ -41,7 +41,7 @@ from outbox.reconcile.source import (
     snapshots_of,
     storage_of,
 )
-from outbox.text import MASK, counted, whole
+from outbox.text import MASK, counted, summary_of, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -327,7 +327,7 @@ def _batches(
     try:
         with snapshot_cursor(access, snapshot.name, first, lambda: reached.append(True)) as cursor:
             cursor.execute(rendered(statement))
-            for batch in cursor.fetch_record_batch():
+            for batch in _received(cursor, access.url):
                 rows = pa.Table.from_batches([batch])
                 texts = [storage_of(column).cast(pa.string()) for column in rows.columns[1:]]
                 yield pa.table([rows["bucket"].cast(pa.int64()), *texts], names=rows.column_names)
@@ -335,6 +335,20 @@ def _batches(
         raise
     except Exception as error:
         raise_bare(failure_of(error, access, connected=bool(reached)))
+
+
+def _received(cursor: Any, url: str) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from cursor.fetch_record_batch()
+    except OSError as error:
+        # It is Arrow's, without a state: whether the connection is lost, the connection tells.
+        text = f"{described(url)} can't be read: {hidden(summary_of(error), url)}"
+        try:
+            cursor.execute("SELECT 1")
+        except Exception as second:
+            if not (state := sqlstate(second)) or UNAVAILABLE.match(state):
+                raise_bare(SourceLost(text))
+        raise_bare(SourceError(text))
 
 
 @contextmanager

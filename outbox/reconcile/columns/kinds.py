@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -26,16 +26,17 @@ from outbox.reconcile.rows import EXACT
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One comparison, in SQL of an expression ``{c}``: ``value`` is what is hashed and ordered, ``text`` what is read.
+    """One comparison, in SQL of an expression ``{c}``: ``value`` is what rows are ordered by, ``text`` what is read.
 
-    ``type`` is that of a value. ``is_key``: two rows may be told apart by it. ``measure`` is what a tolerance is of:
-    ``float``, ``number``, ``time``, or nothing.
+    ``type`` is that of a value, and ``hashed`` what is hashed of it, where it isn't itself. ``is_key``: two rows may be
+    told apart by it. ``measure`` is what a tolerance is of: ``float``, ``number``, ``time``, or nothing.
     """
 
     name: str
     type: str
     value: str
     text: str = ""
+    hashed: str = "{value}"
     is_key: bool = True
     measure: str = ""
 
@@ -43,15 +44,28 @@ class Kind:
         """Return the value of a column, in SQL."""
         return self.value.format(c=column)
 
+    def digested(self, column: str) -> str:
+        """Return what is hashed of a column, in SQL."""
+        return self.hashed.format(value=self.expression(column))
+
     def written(self, column: str) -> str:
         """Return the text of a column, in SQL."""
         return (self.text or "({value})::text").format(c=column, value=self.expression(column))
 
 
-#: Of a negative zero the sum with zero is zero, which is written and hashed in one way. A float is no key: two of its
-#: texts may be one number, and a number of another type lies beside it.
-INTEGER = Kind("integer", "int8", "{c}::int8", measure="number")
-NUMBER = Kind("number", "numeric", "{c}::numeric", "trim_scale({value})::text", measure="number")
+# PostgreSQL hashes values for equality, not as evidence: -1 as 1 if it is a decimal, and as 4294967295 if it is a
+# bigint (which times are, too), `[]` as `{}` in a jsonb. So their bytes are hashed, or their text.
+# Of a negative zero the sum with zero is zero, which is written and hashed in one way. A float is no key: two of its
+# texts may be one number, and a number of another type lies beside it.
+INTEGER = Kind("integer", "int8", "{c}::int8", hashed="int8send({value})", measure="number")
+NUMBER = Kind(
+    "number",
+    "numeric",
+    "{c}::numeric",
+    "trim_scale({value})::text",
+    "numeric_send(trim_scale({value}))",
+    measure="number",
+)
 REAL = Kind("real", "float4", "({c}::float4 + 0::float4)", is_key=False, measure="float")
 DOUBLE = Kind("double", "float8", "({c}::float8 + 0::float8)", is_key=False, measure="float")
 TEXT = Kind("text", "text", '({c}::text COLLATE "C")')
@@ -59,10 +73,9 @@ UUIDS = Kind("uuid", "uuid", "{c}")
 BOOLEAN = Kind("boolean", "bool", "{c}")
 BYTES = Kind("bytes", "bytea", "{c}")
 DATE = Kind("date", "date", "{c}", measure="time")
-MOMENT = Kind("moment", "timestamptz", "{c}", measure="time")
-LOCAL = Kind("moment", "timestamptz", "timezone('UTC', {c}::timestamp)", measure="time")
-TIME = Kind("time of day", "time", "{c}")
-#: PostgreSQL's hash of a jsonb is the same for `[]`, `{}` and `[[]]`: its text is hashed.
+MOMENT = Kind("moment", "timestamptz", "{c}", hashed="timestamptz_send({value})", measure="time")
+LOCAL = replace(MOMENT, value="timezone('UTC', {c}::timestamp)")
+TIME = Kind("time of day", "time", "{c}", hashed="time_send({value})")
 JSON = Kind("json", "text", '({c}::jsonb::text COLLATE "C")', is_key=False)
 
 _BY_TYPE: Mapping[str, Kind] = {
@@ -125,6 +138,9 @@ class Tolerance:
 
     amount: Decimal
     relative: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.amount * 100:f}%" if self.relative else f"{self.amount:f}"
 
     @classmethod
     def parse(cls, column: str, text: str, measure: str) -> Tolerance:
