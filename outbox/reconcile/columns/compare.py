@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.database.execute import UNAVAILABLE, Statement, execute, sqlstate
+from outbox.database.execute import Statement, execute
 from outbox.database.sql import plan_by_index
 from outbox.errors import InvalidSettings, OutboxError, SourceError, SourceLost
 from outbox.message.masking import NAMES
@@ -166,6 +167,7 @@ def _compared(job: TablesJob, progress: Progress, parquet: Path | None) -> Table
                 execute(each.connection, sql.limits(job.max_time))
         progress.stage("keys", None)
         sides = _sides(job, snapshots, result)
+        stack.enter_context(_without_values([*result.key, *result.columns]))
         schema = difference_schema([each.name for each in result.key])
         found = _Differences(result, schema, stack, parquet)
         shown = MASK if any(each.masked for each in result.key) else None
@@ -187,6 +189,17 @@ def _compared(job: TablesJob, progress: Progress, parquet: Path | None) -> Table
         found.end()
     result.seconds["rows"] = time.monotonic() - began - result.seconds["digests"]
     return result
+
+
+@contextmanager
+def _without_values(columns: Sequence[ComparedColumn]) -> Iterator[None]:
+    """Take what a database quotes out of its errors, where a column is masked: a value that can't be cast is quoted."""
+    try:
+        yield
+    except SourceError as error:
+        if isinstance(error, SourceLost) or not any(each.masked for each in columns):
+            raise
+        raise_bare(SourceError(re.sub(r'"[^"]*("|\Z)', f'"{MASK}"', str(error))))
 
 
 # --- what is compared ------------------------------------------------------------------------------------
@@ -342,13 +355,13 @@ def _received(cursor: Any, url: str) -> Iterator[pa.RecordBatch]:
         yield from cursor.fetch_record_batch()
     except OSError as error:
         # It is Arrow's, without a state: whether the connection is lost, the connection tells.
-        text = f"{described(url)} can't be read: {hidden(summary_of(error), url)}"
+        kind = SourceError
         try:
+            cursor.connection.rollback()
             cursor.execute("SELECT 1")
-        except Exception as second:
-            if not (state := sqlstate(second)) or UNAVAILABLE.match(state):
-                raise_bare(SourceLost(text))
-        raise_bare(SourceError(text))
+        except Exception:
+            kind = SourceLost
+        raise_bare(kind(f"{described(url)} can't be read: {hidden(summary_of(error), url)}"))
 
 
 @contextmanager
