@@ -65,7 +65,10 @@ _HERE = Path(__file__).parent
 #: What a real browser is tested by.
 BROWSER = "tests/console/browser/"
 #: Modules of the reconciliation that share a Spark session.
-SHARE_SPARK = ("test_lost", "test_spark_frames", "test_spark_iceberg", "test_spark_log", "test_tables_spark")
+SHARE_SPARK = (
+    *("test_columns_spark", "test_lost", "test_spark_frames", "test_spark_iceberg", "test_spark_log"),
+    "test_tables_spark",
+)
 
 #: The fast tier, ``-m fast``: of each folder the files that go its main way, which take two minutes together. A test in
 #: them that is `slow` isn't of this tier.

@@ -167,7 +167,7 @@ def described_job(source: SourceOptions, pairs: PairOptions, filters: Any, windo
         known = [Pair(topic, group) for topic, group in outbox.subscriptions if not is_internal(topic)]
     if (chosen := pairs.pairs(known, read_options(Pair, filters))) is not None:
         values = merged(values, {"pairs": chosen})
-    values = with_databases(source, values, outbox)
+    values = dict(with_databases(source, values, outbox))
     if source.schema:
         for side in ("producer", "consumer", "record_in"):
             if (access := values.get(side)) is not None:

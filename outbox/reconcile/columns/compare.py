@@ -28,7 +28,8 @@ from outbox.reconcile.columns import TablesJob
 from outbox.reconcile.columns.kinds import JSON, Tolerance, equal_values
 from outbox.reconcile.columns.sides import Cut, Pairing, TableSide, look_up
 from outbox.reconcile.digest import mixing_of
-from outbox.reconcile.job import NoProgress, Part, Progress, described, hidden
+from outbox.reconcile.job import Access, NoProgress, Part, Progress, described, hidden
+from outbox.reconcile.rows import Array
 from outbox.reconcile.source import (
     SessionSettings,
     Snapshots,
@@ -157,7 +158,7 @@ def compare_tables(job: TablesJob, progress: Progress | None = None, *, parquet:
 
 def _compared(job: TablesJob, progress: Progress, parquet: Path | None) -> TablesResult:
     result, began = TablesResult(job, dt.datetime.now(dt.UTC)), time.monotonic()
-    databases = {"producer": job.producer, "consumer": job.consumer}
+    databases: dict[Part, Access] = {"producer": job.producer, "consumer": job.consumer}
     settings = SessionSettings("outbox reconcile tables", job.max_time)
     with ExitStack() as stack:
         taken = snapshots_of(databases, waiting=partial(progress.done, 0), settings=settings, foreign=databases.keys())
@@ -495,13 +496,14 @@ class _Differences:
         ]
 
 
-def _unequal(rows: pa.Table, number: int, column: ComparedColumn) -> np.ndarray[Any, Any]:
+def _unequal(rows: pa.Table, number: int, column: ComparedColumn) -> Array:
     """Return which rows differ in a column, of those that both sides have."""
     ours, theirs = rows[f"c{number}.l"], rows[f"c{number}.r"]
     other = pc.fill_null(pc.not_equal(ours, theirs), False)
-    found = np.flatnonzero(pc.or_(other, pc.xor(pc.is_null(ours), pc.is_null(theirs))).to_numpy())
+    found: Array = np.flatnonzero(pc.or_(other, pc.xor(pc.is_null(ours), pc.is_null(theirs))).to_numpy())
     kind, tolerance = column.pairing.kinds[0], column.tolerance
     if not len(found) or (tolerance is None and kind is not JSON):
         return found
-    some = pa.array(found)
-    return found[~equal_values(kind, tolerance, ours.take(some).to_pylist(), theirs.take(some).to_pylist())]
+    one, another = (side.take(pa.array(found)).to_pylist() for side in (ours, theirs))
+    differing: Array = found[~equal_values(kind, tolerance, one, another)]
+    return differing

@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any
 
 import numpy as np
 
 from outbox.errors import InvalidSettings
 from outbox.reader import DURATION, seconds_of
-from outbox.reconcile.rows import EXACT
+from outbox.reconcile.rows import EXACT, Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +162,7 @@ class Tolerance:
 
 def equal_values(
     kind: Kind, tolerance: Tolerance | None, left: Sequence[str | None], right: Sequence[str | None]
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """Return which texts that differ are equal values all the same; NULL is equal to nothing here."""
     if tolerance is None and kind is not JSON:
         return np.zeros(len(left), bool)
@@ -176,9 +175,7 @@ def equal_values(
     return _each(left, right, lambda one, other: _is_within(Decimal(one), Decimal(other), tolerance))
 
 
-def _each(
-    left: Sequence[str | None], right: Sequence[str | None], equal: Callable[[str, str], bool]
-) -> np.ndarray[Any, Any]:
+def _each(left: Sequence[str | None], right: Sequence[str | None], equal: Callable[[str, str], bool]) -> Array:
     def is_equal(one: str | None, other: str | None) -> bool:
         # Of infinity, and of times of no year of Python's, their texts decide.
         with suppress(ValueError, InvalidOperation, RecursionError):
@@ -195,12 +192,13 @@ def _is_within(one: Decimal, other: Decimal, tolerance: Tolerance) -> bool:
     return EXACT.subtract(one, other).copy_abs() <= most
 
 
-def _near(left: Sequence[str | None], right: Sequence[str | None], tolerance: Tolerance) -> np.ndarray[Any, Any]:
+def _near(left: Sequence[str | None], right: Sequence[str | None], tolerance: Tolerance) -> Array:
     one, other = (np.array([np.nan if each is None else float(each) for each in side]) for side in (left, right))
     finite = np.isfinite(one) & np.isfinite(other)
     one, other = np.where(finite, one, 0.0), np.where(finite, other, 0.0)
     most = float(tolerance.amount) * (np.maximum(np.abs(one), np.abs(other)) if tolerance.relative else 1.0)
-    return finite & (np.abs(one - other) <= most)
+    near: Array = finite & (np.abs(one - other) <= most)
+    return near
 
 
 def _moment(text: str) -> Decimal:

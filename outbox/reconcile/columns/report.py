@@ -63,7 +63,9 @@ def print_report(result: TablesResult, console: Console) -> None:
     """Print how many rows each column differs in, and the sample."""
     columns = [each for each in result.columns if each.differ]
     if columns:
-        rows = [(f"{each.differ:,}", each.name, each.pairing.kinds[0].name, each.tolerance or "") for each in columns]
+        rows = [
+            (f"{each.differ:,}", each.name, each.pairing.kinds[0].name, str(each.tolerance or "")) for each in columns
+        ]
         console.print(table_of(("rows>", "column", "compared as", "tolerance"), rows))
         console.print()
     if sample := sample_of(result):

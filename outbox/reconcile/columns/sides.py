@@ -6,7 +6,7 @@ is in a transaction that is read only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -174,7 +174,7 @@ class Cut:
 
     def values(self) -> dict[str, object]:
         """Return what the expression of a bucket binds."""
-        bound = {"bounds": array_of(self.bounds)} if self.bounds else {}
+        bound: dict[str, object] = {"bounds": array_of(self.bounds)} if self.bounds else {}
         return bound | ({"masks": array_of([str(each - 1) for each in self.parts])} if self.parts else {})
 
     def ranges(self, buckets: Collection[int]) -> tuple[list[tuple[str, str]], bool, bool]:
@@ -352,7 +352,7 @@ def _names(letter: str, columns: Sequence[object]) -> list[str]:
     return [f"{letter}{number}" for number in range(len(columns))]
 
 
-def array_of(texts: Collection[str] | map[str]) -> str:
+def array_of(texts: Iterable[str]) -> str:
     """Return texts as PostgreSQL reads an array of any type."""
     escaped = (each.replace("\\", "\\\\").replace('"', '\\"') for each in texts)
     return "{{{}}}".format(",".join(f'"{each}"' for each in escaped))
