@@ -26,7 +26,7 @@ from outbox.message.masking import NAMES
 from outbox.reconcile import sql
 from outbox.reconcile.columns import TablesJob
 from outbox.reconcile.columns.kinds import JSON, Tolerance, equal_values
-from outbox.reconcile.columns.sides import Cut, Pairing, TableSide, look_up
+from outbox.reconcile.columns.tables import ColumnPair, Cut, KeyedTable, find_table
 from outbox.reconcile.digest import mixing_of
 from outbox.reconcile.job import Access, NoProgress, Part, Progress, described, hidden
 from outbox.reconcile.rows import Array
@@ -54,7 +54,7 @@ T = TypeVar("T")
 #: variable length are cut at fewer places.
 _FEW_ROWS, _ROWS_OF_RANGE, _MOST_RANGES, _MOST_OF_VARIABLE = 20_000, 100, 65_536, 128
 #: Ranges are looked up by an index where they have less than this share of the rows.
-_LOOKED_UP = 0.125
+_BY_INDEX = 0.125
 #: Behind the last of all buckets.
 _END = 2**63 - 1
 #: How often (seconds) a reader that isn't needed any more is cancelled until it ends.
@@ -65,7 +65,7 @@ _CANCEL_EVERY = 0.2
 class ComparedColumn:
     """A column of both tables, what it is compared as, and in how many rows it differs."""
 
-    pairing: Pairing
+    pairing: ColumnPair
     tolerance: Tolerance | None
     masked: bool
     differ: int = 0
@@ -80,8 +80,8 @@ class ComparedColumn:
 class TablesResult:
     """What comparing two tables comes to.
 
-    ``differ`` are rows on both sides of which a column differs. ``sample`` has the first differences of each column,
-    and the first rows of one side alone (`difference_schema`). ``seconds`` are by stage.
+    ``differ`` are rows of both tables of which a column differs. ``sample`` has the first differences of each column,
+    and the first rows of one table alone (`difference_schema`). ``seconds`` are by stage.
     """
 
     job: TablesJob
@@ -99,7 +99,7 @@ class TablesResult:
 
     @property
     def compared(self) -> int:
-        """How many rows both sides have."""
+        """How many rows both tables have."""
         return self.rows["producer"] - self.only["only_left"]
 
     @property
@@ -130,7 +130,7 @@ def difference_schema(key: Sequence[str]) -> pa.Schema:
     """Return the columns of differences: the key by its columns, the kind, the column that differs, both values.
 
     All are texts, as PostgreSQL writes them in UTC. The kind is ``differs``; or ``only_left`` or ``only_right`` of a
-    row that one side alone has, without a column and values.
+    row that one table alone has, without a column and values.
     """
     text = pa.string()
     fields = {"key": pa.struct(dict.fromkeys(key, text).items()), "kind": text}
@@ -147,12 +147,12 @@ def compare_tables(job: TablesJob, progress: Progress | None = None, *, parquet:
         SourceError: a database can't be read.
         OSError: the file can't be written.
     """
-    told: Progress = progress or NoProgress()
-    waiting = partial(told.done, 0)
+    hears: Progress = progress or NoProgress()
+    waiting = partial(hears.done, 0)
     return insist(
-        partial(_compared, job, told, parquet),
+        partial(_compared, job, hears, parquet),
         waiting=waiting,
-        lost=lambda error: told.say(f"{error}; the comparison is begun again"),
+        lost=lambda error: hears.say(f"{error}; the comparison is begun again"),
     )
 
 
@@ -167,21 +167,21 @@ def _compared(job: TablesJob, progress: Progress, parquet: Path | None) -> Table
             with reaching(each.access):
                 execute(each.connection, sql.limits(job.max_time))
         progress.stage("keys", None)
-        sides = _sides(job, snapshots, result)
+        tables = _tables(job, snapshots, result)
         stack.enter_context(_without_values([*result.key, *result.columns]))
         schema = difference_schema([each.name for each in result.key])
         found = _Differences(result, schema, stack, parquet)
         shown = MASK if any(each.masked for each in result.key) else None
-        _of_both(sides, lambda side: side.check_keys(shown))
-        cut, buckets, by_index = _plan(sides, result, progress)
+        _of_both(tables, lambda table: table.check_keys(shown))
+        cut, buckets, by_index = _plan(tables, result, progress)
         result.seconds["digests"] = time.monotonic() - began
         if buckets is None or buckets:
-            progress.stage("rows", None if buckets is None else result.rows_read)
+            progress.stage("rows", result.rows_read)
             read = [
                 stack.enter_context(
-                    _ahead(_batches(side, side.rows(cut, buckets, by_index=looked_up), settings, looked_up))
+                    _ahead(_batches(table, table.rows(cut, buckets, by_index=of_index), settings, of_index))
                 )
-                for side, looked_up in zip(sides, by_index, strict=True)
+                for table, of_index in zip(tables, by_index, strict=True)
             ]
             result.rows_read = 0
             for left, right in aligned(*read):
@@ -206,59 +206,47 @@ def _without_values(columns: Sequence[ComparedColumn]) -> Iterator[None]:
 # --- what is compared ------------------------------------------------------------------------------------
 
 
-def _sides(job: TablesJob, snapshots: Snapshots, result: TablesResult) -> list[TableSide]:
+def _tables(job: TablesJob, snapshots: Snapshots, result: TablesResult) -> list[KeyedTable]:
     """Look up both tables; the columns of the result are known then.
 
     Raises:
         InvalidSettings: as `compare_tables`.
     """
-    left = look_up("producer", snapshots.producer, job.left)
-    right = look_up("consumer", snapshots.consumer, job.right)
-    key = [Pairing.of(text, left, right, is_key=True) for text in job.key]
-    own = {each.left for each in key}
+    left = find_table("producer", snapshots.producer, job.left)
+    right = find_table("consumer", snapshots.consumer, job.right)
+    key = [ColumnPair.of(text, left, right, is_key=True) for text in job.key]
+    own = {each.names[0] for each in key}
     named = job.columns or [name for name in left.columns if name in right.columns and name not in own]
-    columns = [Pairing.of(text, left, right) for text in named]
+    columns = [ColumnPair.of(text, left, right) for text in named]
     amounts = dict(text.split("=", 1) for text in job.tolerances)
-    known = {name for each in (*key, *columns) for name in (each.left, each.right)}
+    known = {name for each in (*key, *columns) for name in each.names}
     for what, names in (("tolerances", amounts), ("masks", job.masks), ("shown", job.shown)):
         if unknown := [name for name in names if name not in known]:
             raise InvalidSettings(f"{what}: {unknown[0]} is none of the compared columns: {', '.join(sorted(known))}")
-    if strict := [each.left for each in key if each.left in amounts]:
+    if strict := [name for each in key for name in each.names if name in amounts]:
         raise InvalidSettings(f"tolerances: {strict[0]} is of the key, by which rows are found; leave it out")
 
-    def compared(pairing: Pairing) -> ComparedColumn:
-        text = amounts.get(pairing.left, amounts.get(pairing.right))
-        tolerance = None if text is None else Tolerance.parse(pairing.left, text, pairing.kinds[0].measure)
-        return ComparedColumn(pairing, tolerance, is_masked(pairing.left, job) or is_masked(pairing.right, job))
+    def compared(pairing: ColumnPair) -> ComparedColumn:
+        name = next((name for name in pairing.names if name in amounts), "")
+        tolerance = Tolerance.parse(name, amounts[name], pairing.kinds[0].measure) if name else None
+        masked = any(name in job.masks or (NAMES.masks(name) and name not in job.shown) for name in pairing.names)
+        return ComparedColumn(pairing, tolerance, masked)
 
     result.key, result.columns = [compared(each) for each in key], [compared(each) for each in columns]
     _check_encodings(snapshots, key)
     mixing = mixing_of(snapshots)
     return [
-        TableSide(
-            looked,
-            [(name_of(each), each.kinds[at]) for each in key],
-            [(name_of(each), each.kinds[at]) for each in columns],
+        KeyedTable(
+            table,
+            [(each.names[at], each.kinds[at]) for each in key],
+            [(each.names[at], each.kinds[at]) for each in columns],
             mixing,
         )
-        for at, (looked, name_of) in enumerate(((left, _left), (right, _right)))
+        for at, table in enumerate((left, right))
     ]
 
 
-def _left(pairing: Pairing) -> str:
-    return pairing.left
-
-
-def _right(pairing: Pairing) -> str:
-    return pairing.right
-
-
-def is_masked(name: str, job: TablesJob) -> bool:
-    """Are the values of a column masked?"""
-    return name in job.masks or (NAMES.masks(name) and name not in job.shown)
-
-
-def _check_encodings(snapshots: Snapshots, key: Sequence[Pairing]) -> None:
+def _check_encodings(snapshots: Snapshots, key: Sequence[ColumnPair]) -> None:
     """See that both databases order texts in one way: by their bytes, which depend on the encoding."""
     if not any(each.kinds[0].type == "text" for each in key):
         return
@@ -273,69 +261,69 @@ def _check_encodings(snapshots: Snapshots, key: Sequence[Pairing]) -> None:
         )
 
 
-def _of_both(sides: Sequence[TableSide], act: Callable[[TableSide], T]) -> list[T]:
-    """Do it to both sides at once: each has a connection of its own."""
+def _of_both(tables: Sequence[KeyedTable], act: Callable[[KeyedTable], T]) -> list[T]:
+    """Do it to both tables at once: each has a connection of its own."""
     with ThreadPoolExecutor(1, thread_name_prefix="columns") as pool:
-        first = pool.submit(act, sides[0])
-        second = act(sides[1])
+        first = pool.submit(act, tables[0])
+        second = act(tables[1])
         return [first.result(), second]
 
 
 def _plan(
-    sides: Sequence[TableSide], result: TablesResult, progress: Progress
+    tables: Sequence[KeyedTable], result: TablesResult, progress: Progress
 ) -> tuple[Cut, Collection[int] | None, list[bool]]:
-    """Return how the tables are cut, which buckets are read (None: all), and of which side by an index."""
-    numbers = [int(rows[0][0]) for rows in _of_both(sides, lambda side: side.ask(side.count()))]
+    """Return how the tables are cut, which buckets are read (None: all), and of which table by an index."""
+    numbers = [int(rows[0][0]) for rows in _of_both(tables, lambda table: table.ask(table.count()))]
     result.rows = dict(zip(("producer", "consumer"), numbers, strict=True))
     result.rows_read = sum(numbers)
     if max(numbers) < _FEW_ROWS:
         return Cut(), None, [False, False]
     progress.stage("digests", None)
-    cut = _cut(sides, max(numbers))
+    cut = _cut(tables, max(numbers))
     result.ranges = max(len(cut.bounds) + 1, sum(cut.parts))
     digests = [
         {int(bucket): each for bucket, *each in rows}
-        for rows in _of_both(sides, lambda side: side.ask(side.digests(cut)))
+        for rows in _of_both(tables, lambda table: table.ask(table.digests(cut)))
     ]
     ours, theirs = digests
     differing = [bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket)]
     result.differing = len(differing)
-    result.rows_read = sum(side[bucket][0] for side in digests for bucket in differing if bucket in side)
+    result.rows_read = sum(each[bucket][0] for each in digests for bucket in differing if bucket in each)
     touched = {cut.range_of(bucket) for bucket in differing}
-    in_touched = [sum(each[0] for bucket, each in side.items() if cut.range_of(bucket) in touched) for side in digests]
+    in_touched = [sum(row[0] for bucket, row in each.items() if cut.range_of(bucket) in touched) for each in digests]
     progress.say(
         f"{len(differing):,} of {counted(result.ranges, 'range')} differ; {counted(result.rows_read, 'row')} are read"
     )
     by_index = [
-        side.has_index and rows < _LOOKED_UP * number
-        for side, rows, number in zip(sides, in_touched, numbers, strict=True)
+        table.has_index and rows < _BY_INDEX * number
+        for table, rows, number in zip(tables, in_touched, numbers, strict=True)
     ]
     return cut, differing, by_index
 
 
-def _cut(sides: Sequence[TableSide], rows: int) -> Cut:
-    wanted = min(rows // _ROWS_OF_RANGE, _MOST_RANGES)
-    # Both sides are sampled, so that no range of either is large; each gives half of the places.
-    step = max(1, 2 * rows // wanted)
-    found = _of_both(sides, lambda side: side.ask(side.sample(step)))
-    sample = sides[0].ask(sides[0].sorted([str(row[0]) for side in found for row in side]))
-    is_variable = sides[0].key[0][1].type in {"text", "numeric", "bytea"}
-    return Cut.of([(str(text), int(number)) for text, number in sample], _MOST_OF_VARIABLE if is_variable else wanted)
+def _cut(tables: Sequence[KeyedTable], rows: int) -> Cut:
+    ranges = max(1, min(rows // _ROWS_OF_RANGE, _MOST_RANGES))
+    # Both tables are sampled, so that no range of either is large; each gives half of the places.
+    step = max(1, 2 * rows // ranges)
+    found = _of_both(tables, lambda table: table.ask(table.sample(step)))
+    sample = tables[0].ask(tables[0].sorted([str(row[0]) for table in found for row in table]))
+    is_variable = tables[0].key[0][1].type in {"text", "numeric", "bytea"}
+    return Cut.of([(str(text), int(number)) for text, number in sample], _MOST_OF_VARIABLE if is_variable else ranges)
 
 
 # --- what is read ----------------------------------------------------------------------------------------
 
 
 def _batches(
-    side: TableSide, statement: Statement, settings: SessionSettings, by_index: bool
+    table: KeyedTable, statement: Statement, settings: SessionSettings, by_index: bool
 ) -> Generator[pa.Table, None, None]:
-    """Yield the rows of a statement in the snapshot of a side, as they come.
+    """Yield the rows of a statement in the snapshot of a table, as they come.
 
     Raises:
         SourceLost: the connection was lost, or the snapshot is gone.
         SourceError: they can't be read.
     """
-    snapshot = side.looked.snapshot
+    snapshot = table.found.snapshot
     access, reached = snapshot.access.resolved(), list[bool]()
     first = [settings.statement(), sql.limits(settings.seconds), *([plan_by_index()] if by_index else [])]
     try:
@@ -360,7 +348,7 @@ def _received(cursor: Any, url: str) -> Iterator[pa.RecordBatch]:
         try:
             cursor.connection.rollback()
             cursor.execute("SELECT 1")
-        except Exception:
+        except Exception:  # the first error is the one to tell
             kind = SourceLost
         raise_bare(kind(f"{described(url)} can't be read: {hidden(summary_of(error), url)}"))
 
@@ -388,11 +376,11 @@ def _ahead(rows: Generator[pa.Table, None, None]) -> Iterator[Callable[[], pa.Ta
 def aligned(
     left: Callable[[], pa.Table | None], right: Callable[[], pa.Table | None]
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield the rows of both sides by shares: each share has all rows of its buckets, by whose order they come."""
-    sides, held, last = (left, right), [list[pa.Table](), list[pa.Table]()], [-1, -1]
+    """Yield the rows of both tables by shares: each share has all rows of its buckets, by whose order they come."""
+    tables, held, last = (left, right), [list[pa.Table](), list[pa.Table]()], [-1, -1]
     while min(last) < _END:
         at = last.index(min(last))
-        batch = sides[at]()
+        batch = tables[at]()
         if batch is None:
             last[at] = _END
         elif batch.num_rows:
@@ -421,7 +409,7 @@ class _Differences:
 
     def __init__(self, result: TablesResult, schema: pa.Schema, stack: ExitStack, parquet: Path | None) -> None:
         self._result, self._schema = result, schema
-        self._kept: list[pa.Table] = [schema.empty_table()]
+        self._sample: list[pa.Table] = [schema.empty_table()]
         self._by_column: Counter[str] = Counter()
         self._keys = [f"k{number}" for number in range(len(result.key))]
         names = [*self._keys, *(f"c{number}" for number in range(len(result.columns)))]
@@ -434,7 +422,7 @@ class _Differences:
             self._writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
 
     def judge(self, left: pa.Table, right: pa.Table) -> None:
-        """Judge the rows of both sides of some ranges."""
+        """Judge the rows of both tables of some ranges."""
         result = self._result
         result.rows_read += left.num_rows + right.num_rows
         ours, theirs = (
@@ -479,9 +467,9 @@ class _Differences:
             *shown,
         ]
         table = pa.table(columns, schema=self._schema)
-        if (room := self._result.job.sample - self._by_column[name]) > 0:
+        if (left_over := self._result.job.sample - self._by_column[name]) > 0:
             # Taken, not sliced: a slice keeps all that it was cut from.
-            self._kept.append(table.take(pa.array(range(min(room, number)))))
+            self._sample.append(table.take(pa.array(range(min(left_over, number)))))
         self._by_column[name] += number
         if self._writer is not None:
             self._writer.write_table(table)
@@ -489,7 +477,7 @@ class _Differences:
     def end(self) -> None:
         """Put the counts and the sample into the result."""
         result = self._result
-        result.sample = pa.concat_tables(self._kept).combine_chunks()
+        result.sample = pa.concat_tables(self._sample).combine_chunks()
         result.columns = [
             ComparedColumn(each.pairing, each.tolerance, each.masked, self._by_column[each.name])
             for each in result.columns
@@ -497,13 +485,13 @@ class _Differences:
 
 
 def _unequal(rows: pa.Table, number: int, column: ComparedColumn) -> Array:
-    """Return which rows differ in a column, of those that both sides have."""
+    """Return which rows differ in a column, of those that both tables have."""
     ours, theirs = rows[f"c{number}.l"], rows[f"c{number}.r"]
     other = pc.fill_null(pc.not_equal(ours, theirs), False)
     found: Array = np.flatnonzero(pc.or_(other, pc.xor(pc.is_null(ours), pc.is_null(theirs))).to_numpy())
     kind, tolerance = column.pairing.kinds[0], column.tolerance
     if not len(found) or (tolerance is None and kind is not JSON):
         return found
-    one, another = (side.take(pa.array(found)).to_pylist() for side in (ours, theirs))
+    one, another = (values.take(pa.array(found)).to_pylist() for values in (ours, theirs))
     differing: Array = found[~equal_values(kind, tolerance, one, another)]
     return differing

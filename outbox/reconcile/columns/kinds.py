@@ -139,7 +139,7 @@ class Tolerance:
     relative: bool = False
 
     def __str__(self) -> str:
-        return f"{self.amount * 100:f}%" if self.relative else f"{self.amount:f}"
+        return f"{(self.amount * 100).normalize():f}%" if self.relative else f"{self.amount.normalize():f}"
 
     @classmethod
     def parse(cls, column: str, text: str, measure: str) -> Tolerance:

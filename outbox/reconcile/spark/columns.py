@@ -179,7 +179,7 @@ def _met(left: str, right: str) -> str | None:
     digits = [(int(each[1]), int(each[2])) for each in decimals if each] + [(20, 0)] * ("bigint" in kinds)
     if len(digits) == len(kinds):
         scale = max(each for _, each in digits)
-        whole = max(each - places for each, places in digits)
+        whole = max(each - scale for each, scale in digits)
         return f"decimal({whole + scale},{scale})" if whole + scale <= _MOST_DIGITS else None
     if kinds <= {"bigint", "float", "double"} or (digits and "double" in kinds):
         return "double"

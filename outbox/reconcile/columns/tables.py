@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from outbox.database.execute import Row, Statement, execute
 from outbox.errors import InvalidSettings
-from outbox.reconcile.columns.kinds import Kind, kinds_of
+from outbox.reconcile.columns.kinds import INTEGER, Kind, kinds_of
 from outbox.reconcile.foreign import identifier
 from outbox.reconcile.job import Part
 from outbox.reconcile.source import Snapshot, reaching
@@ -22,7 +22,7 @@ from outbox.reconcile.sql import Mixing
 
 _COLUMNS = """
 SELECT a.attname, CASE WHEN b.typtype = 'e' THEN 'text' ELSE format_type(b.oid, NULL) END, a.attnotnull,
-       coalesce(c.collname IN ('C', 'POSIX'), true)
+       b.typname <> 'bpchar' AND b.typtype <> 'e' AND coalesce(c.collname IN ('C', 'POSIX'), true)
   FROM pg_attribute a
   JOIN pg_type t ON t.oid = a.atttypid
   JOIN pg_type b ON b.oid = coalesce(nullif(t.typbasetype, 0), t.oid)
@@ -43,7 +43,7 @@ SELECT i.indisunique AND i.indimmediate, am.amname = 'btree',
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as its table has it; ``is_plain``: an index on it has the order of bytes, if it is a text."""
+    """A column as its table has it; ``is_plain``: of a text, an index on it has the order of its bytes."""
 
     name: str
     type: str
@@ -52,7 +52,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class FoundTable:
     """What a database says of a table: its columns, and its indexes as ``(unique, ordered, columns)``."""
 
     part: Part
@@ -75,7 +75,7 @@ class Looked:
         return found
 
 
-def look_up(part: Part, snapshot: Snapshot, table: str) -> Looked:
+def find_table(part: Part, snapshot: Snapshot, table: str) -> FoundTable:
     """Look a table up in its snapshot.
 
     Raises:
@@ -87,7 +87,7 @@ def look_up(part: Part, snapshot: Snapshot, table: str) -> Looked:
         columns, indexes = execute(snapshot.connection, Statement(_COLUMNS, quoted), Statement(_INDEXES, quoted))
     if not columns:
         raise InvalidSettings(f"the {part} has no table {table}; name it as name or schema.name, in the letters it has")
-    return Looked(part, table, snapshot, {each.name: each for each in (Column(*row) for row in columns)}, indexes)
+    return FoundTable(part, table, snapshot, {each.name: each for each in (Column(*row) for row in columns)}, indexes)
 
 
 def _table(name: str) -> str:
@@ -95,20 +95,19 @@ def _table(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairing:
+class ColumnPair:
     """A column of the left table, the one of the right that it is compared with, and what each is compared as."""
 
-    left: str
-    right: str
+    names: tuple[str, str]
     kinds: tuple[Kind, Kind]
 
     @property
     def name(self) -> str:
         """As people read it: ``left``, or ``left:right`` where the tables call it differently."""
-        return self.left if self.left == self.right else f"{self.left}:{self.right}"
+        return ":".join(dict.fromkeys(self.names))
 
     @classmethod
-    def of(cls, text: str, left: Looked, right: Looked, *, is_key: bool = False) -> Pairing:
+    def of(cls, text: str, left: FoundTable, right: FoundTable, *, is_key: bool = False) -> ColumnPair:
         """Return what ``name`` or ``left:right`` names in two tables.
 
         Raises:
@@ -123,7 +122,7 @@ class Pairing:
                 f"column {name} of {left} is {ours.type}, and {theirs.name} of {right} is {theirs.type}: they can't be "
                 f"{'a key' if kinds else 'compared'}; {mend}"
             )
-        return cls(name, theirs.name, kinds)
+        return cls((name, theirs.name), kinds)
 
 
 #: NULL is hashed to 0, as is the float 0 with the seed 0.
@@ -137,7 +136,7 @@ _SAMPLE = "SELECT {first} FROM {table} t WHERE ({hash} & 9223372036854775807) %%
 _SORTED = "SELECT {text}, count(*) FROM unnest(%(sample)s::{type}[]) s (x) GROUP BY s.x ORDER BY s.x{collation}"
 _DIGEST = "SELECT {bucket}, count(*), {mix}({hash}) FROM {table} t GROUP BY 1"
 _ROWS = "SELECT {bucket} AS bucket, {columns} FROM {rows} t{where} ORDER BY {order}"
-_LOOKED_UP = """(
+_RANGES = """(
 SELECT t.* FROM unnest(%(firsts)s::{type}[], %(ends)s::{type}[]) r (first_key, end_key)
  CROSS JOIN LATERAL (SELECT * FROM {table} t WHERE {key} >= r.first_key AND {key} < r.end_key) t{open})"""
 
@@ -189,10 +188,10 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class TableSide:
+class KeyedTable:
     """One of the two tables, with its columns as they are compared, and the statements that read it."""
 
-    looked: Looked
+    found: FoundTable
     key: Sequence[tuple[str, Kind]]
     columns: Sequence[tuple[str, Kind]]
     mixing: Mixing
@@ -200,12 +199,12 @@ class TableSide:
     @property
     def connection(self) -> Connection:
         """That of its snapshot."""
-        return self.looked.snapshot.connection
+        return self.found.snapshot.connection
 
     @property
     def table(self) -> str:
         """The table, in SQL."""
-        return _table(self.looked.table)
+        return _table(self.found.table)
 
     def ask(self, statement: Statement) -> list[Row]:
         """Return the rows of a statement in the snapshot.
@@ -213,7 +212,7 @@ class TableSide:
         Raises:
             SourceError: the database can't be asked.
         """
-        with reaching(self.looked.snapshot.access):
+        with reaching(self.found.snapshot.access):
             return execute(self.connection, statement)[0]
 
     def check_keys(self, shown: str | None) -> None:
@@ -226,7 +225,7 @@ class TableSide:
             SourceError: the database can't be asked.
         """
         names = [name for name, _ in self.key]
-        open_ = [name for name in names if not self.looked.columns[name].not_null]
+        open_ = [name for name in names if not self.found.columns[name].not_null]
         if open_:
             where = [f"{_column(name)} IS NULL" for name in open_]
             counts = ", ".join(f"count(*) FILTER (WHERE {each})" for each in where)
@@ -234,7 +233,7 @@ class TableSide:
             for name, number in zip(open_, found, strict=True):
                 if number:
                     raise InvalidSettings(
-                        f"the key {name} of {self.looked} is NULL in {number:,} rows; compare a view without them"
+                        f"the key {name} of {self.found} is NULL in {number:,} rows; compare a view without them"
                     )
         if self._is_unique():
             return
@@ -242,7 +241,7 @@ class TableSide:
         for row in self.ask(Statement(_TWICE.format(texts=texts, table=self.table, values=values), {})):
             key = shown or ", ".join(f"{name} = {value}" for name, value in zip(names, row, strict=False))
             raise InvalidSettings(
-                f"{self.looked} has {row[-1]:,} rows of the key {key}; name all columns of its key, or compare a view "
+                f"{self.found} has {row[-1]:,} rows of the key {key}; name all columns of its key, or compare a view "
                 "that keeps one of them"
             )
 
@@ -250,20 +249,19 @@ class TableSide:
         # Of a column that is cast two values may become one: then an index on it says nothing.
         names = {name for name, kind in self.key if self._is_own(name, kind)}
         whole = len(names) == len(self.key)
-        return whole and any(unique and set(columns) <= names for unique, _, columns in self.looked.indexes)
+        return whole and any(unique and set(columns) <= names for unique, _, columns in self.found.indexes)
 
     def _is_own(self, name: str, kind: Kind) -> bool:
-        own = kinds_of(self.looked.columns[name].type, self.looked.columns[name].type)
-        # Of a text that is padded with blanks, its cast takes them away; the index does the same.
+        own = kinds_of(self.found.columns[name].type, self.found.columns[name].type)
         return own is not None and own[0] is kind
 
     @property
     def has_index(self) -> bool:
         """Can ranges of the first column of the key be looked up in an index?"""
         name, kind = self.key[0]
-        found = self.looked.columns[name]
+        found = self.found.columns[name]
         by_value = found.is_plain and self._is_own(name, kind) and "timezone" not in kind.value
-        return by_value and any(ordered and columns[0] == name for _, ordered, columns in self.looked.indexes)
+        return by_value and any(ordered and columns[0] == name for _, ordered, columns in self.found.indexes)
 
     def count(self) -> Statement:
         """Count the rows. Rows: ``(number,)``."""
@@ -275,7 +273,7 @@ class TableSide:
         Of keys that both tables have each side chooses others.
         """
         (first, *_), hashed = self._written(self.key), self._hash(self.key)
-        values = {"step": step, "rest": step // 2 if self.looked.part == "consumer" else 0}
+        values = {"step": step, "rest": step // 2 if self.found.part == "consumer" else 0}
         return Statement(_SAMPLE.format(first=first, table=self.table, hash=hashed), values)
 
     def sorted(self, sample: Sequence[str]) -> Statement:
@@ -306,17 +304,23 @@ class TableSide:
         if buckets is not None and by_index:
             ranges, with_first, with_last = cut.ranges(buckets)
             values |= {"firsts": array_of(each for each, _ in ranges), "ends": array_of(each for _, each in ranges)}
-            key, open_ = self._values(self.key)[0], ""
-            for is_there, sign, place in ((with_first, "<", 0), (with_last, ">=", -1)):
+            key, open_ = self._ordered, ""
+            for is_there, sign, at in ((with_first, "<", 0), (with_last, ">=", -1)):
                 if is_there:
-                    name = f"bound{place % 2}"
-                    values[name] = cut.bounds[place]
+                    name = f"bound{at % 2}"
+                    values[name] = cut.bounds[at]
                     open_ += f"\n UNION ALL SELECT * FROM {self.table} t WHERE {key} {sign} %({name})s::{kind.type}"
-            rows = _LOOKED_UP.format(type=kind.type, table=self.table, key=key, open=open_)
+            rows = _RANGES.format(type=kind.type, table=self.table, key=key, open=open_)
         # By the key itself an index may give the order; it is that of the buckets too, where each of them is whole.
-        order = self._values(self.key)[0] if cut.bounds and not cut.parts else "1"
+        order = self._ordered if cut.bounds and not cut.parts else "1"
         columns = ", ".join(f"{text} AS {name}" for text, name in named)
         return Statement(_ROWS.format(bucket=bucket, columns=columns, rows=rows, where=where, order=order), values)
+
+    @property
+    def _ordered(self) -> str:
+        """The first column of the key, as an index has it: an integer isn't cast."""
+        name, kind = self.key[0]
+        return _column(name) if kind is INTEGER else kind.expression(_column(name))
 
     def _bucket(self, cut: Cut) -> str:
         if not cut.bounds:
