@@ -14,7 +14,7 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from outbox import Settings
 from outbox.cli.output import Code
@@ -198,6 +198,23 @@ def test_rows_without_a_key_of_their_own_are_named(both: tuple[Engine, Engine], 
     assert why in str(error.value)
 
 
+def test_texts_of_two_encodings_are_no_key(both: tuple[Engine, Engine]) -> None:
+    """Bytes, by which texts are ordered, depend on the encoding: ranges of such keys would be others on either side."""
+    latin = both[1].url.set(database=f"{both[1].url.database}_latin")
+    create = f"CREATE DATABASE {latin.database} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    other, outside = create_engine(latin), both[1].execution_options(isolation_level="AUTOCOMMIT")
+    try:
+        run(outside, create)
+        for engine in (both[0], other):
+            run(engine, "CREATE TABLE a (id int PRIMARY KEY, name text NOT NULL)", "INSERT INTO a VALUES (1, 'ä')")
+        assert compare_tables(job((both[0], other))).equal
+        with pytest.raises(InvalidSettings, match="encodings LATIN1 and UTF8, in which texts have another order"):
+            compare_tables(job((both[0], other), "a", "", "name"))
+    finally:
+        other.dispose()
+        run(outside, f"DROP DATABASE IF EXISTS {latin.database} WITH (FORCE)")
+
+
 def test_masked_values_show_nowhere(both: tuple[Engine, Engine], tmp_path: Path) -> None:
     """What is named as a secret or masked by option is masked in sample, file and errors; `shown` shows it."""
     for engine, secret in zip(both, ("s3cret-a", "s3cret-b"), strict=True):
@@ -334,14 +351,14 @@ def test_a_sample_is_of_each_column(both: tuple[Engine, Engine]) -> None:
     for at, engine in enumerate(both):
         run(
             engine,
-            "CREATE TABLE a (id int PRIMARY KEY, often int, rare int)",
+            "CREATE TABLE a (id int PRIMARY KEY, often int, only_left int)",
             f"INSERT INTO a SELECT i, {at}, CASE WHEN i = 7 THEN {at} END FROM generate_series(1 + {at}, 50 + {at}) i",
         )
     result = compare_tables(job(both, sample=2))
     assert [each.differ for each in result.columns] == [49, 1]
-    assert [name for name, _, _ in found(result)] == ["only_left", "only_right", "often", "often", "rare"]
+    assert [name for name, _, _ in found(result)] == ["only_left", "only_right", "often", "often", "only_left"]
     assert result.sentence == "49 rows in which columns differ; 1 row of the left alone; 1 row of the right alone"
-    assert list(result.to_pandas()["column"].dropna()) == ["often", "often", "rare"]
+    assert list(result.to_pandas()["column"].dropna()) == ["often", "often", "only_left"]
 
 
 # --- the command -----------------------------------------------------------------------------------------

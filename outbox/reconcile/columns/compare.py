@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import get_ident
@@ -55,6 +55,8 @@ T = TypeVar("T")
 _FEW_ROWS, _ROWS_OF_RANGE, _MOST_RANGES, _MOST_OF_VARIABLE = 20_000, 100, 65_536, 128
 #: Ranges are looked up by an index where they have less than this share of the rows.
 _BY_INDEX = 0.125
+#: Arrow takes texts as UTF-8, whatever a database has; its driver leaves them as the database has them.
+_AS_ARROW = Statement("SET LOCAL client_encoding TO 'UTF8'")
 #: Behind the last of all buckets.
 _END = 2**63 - 1
 #: How often (seconds) a reader that isn't needed any more is cancelled until it ends.
@@ -325,7 +327,7 @@ def _batches(
     """
     snapshot = table.found.snapshot
     access, reached = snapshot.access.resolved(), list[bool]()
-    first = [settings.statement(), sql.limits(settings.seconds), *([plan_by_index()] if by_index else [])]
+    first = [settings.statement(), sql.limits(settings.seconds), _AS_ARROW, *([plan_by_index()] if by_index else [])]
     try:
         with snapshot_cursor(access, snapshot.name, first, lambda: reached.append(True)) as cursor:
             cursor.execute(rendered(statement))
@@ -410,7 +412,7 @@ class _Differences:
     def __init__(self, result: TablesResult, schema: pa.Schema, stack: ExitStack, parquet: Path | None) -> None:
         self._result, self._schema = result, schema
         self._sample: list[pa.Table] = [schema.empty_table()]
-        self._by_column: Counter[str] = Counter()
+        self._numbers: Counter[tuple[str, str | None]] = Counter()
         self._keys = [f"k{number}" for number in range(len(result.key))]
         names = [*self._keys, *(f"c{number}" for number in range(len(result.columns)))]
         self._empty = pa.schema([(name, pa.string()) for name in names]).empty_table()
@@ -438,19 +440,17 @@ class _Differences:
         for kind, alone in (("only_left", pc.invert(is_right)), ("only_right", pc.invert(is_left))):
             rows = joined.filter(alone)
             result.only[kind] += rows.num_rows
-            self._add(kind, rows, kind, None)
+            self._add(kind, None, rows)
         both = joined.filter(pc.and_(is_left, is_right))
         differs = np.zeros(both.num_rows, bool)
         for number, column in enumerate(result.columns):
             rows = _unequal(both, number, column)
             differs[rows] = True
-            found = both.take(pa.array(rows))
-            self._add(column.name, found, "differs", column, found[f"c{number}.l"], found[f"c{number}.r"])
+            values = f"c{number}.l", f"c{number}.r"
+            self._add("differs", column, both.select([*self._keys, *values]).take(pa.array(rows)), *values)
         result.differ += int(differs.sum())
 
-    def _add(
-        self, name: str, rows: pa.Table, kind: str, column: ComparedColumn | None, *values: pa.ChunkedArray
-    ) -> None:
+    def _add(self, kind: str, column: ComparedColumn | None, rows: pa.Table, *values: str) -> None:
         number = rows.num_rows
         if not number:
             return
@@ -459,18 +459,17 @@ class _Differences:
             masked if each.masked else rows[key].combine_chunks()
             for key, each in zip(self._keys, self._result.key, strict=True)
         ]
-        shown = [masked if column is not None and column.masked else each for each in values] or [nothing, nothing]
-        columns = [
-            pa.StructArray.from_arrays(keys, names=[each.name for each in self._result.key]),
-            pa.repeat(kind, number),
-            nothing if column is None else pa.repeat(name, number),
-            *shown,
-        ]
-        table = pa.table(columns, schema=self._schema)
-        if (left_over := self._result.job.sample - self._by_column[name]) > 0:
+        shown, name = [nothing, nothing], nothing
+        if column is not None:
+            shown = [masked if column.masked else rows[each] for each in values]
+            name = pa.repeat(column.name, number)
+        key = pa.StructArray.from_arrays(keys, names=[each.name for each in self._result.key])
+        table = pa.table([key, pa.repeat(kind, number), name, *shown], schema=self._schema)
+        known_as = kind, None if column is None else column.name
+        if (left_over := self._result.job.sample - self._numbers[known_as]) > 0:
             # Taken, not sliced: a slice keeps all that it was cut from.
             self._sample.append(table.take(pa.array(range(min(left_over, number)))))
-        self._by_column[name] += number
+        self._numbers[known_as] += number
         if self._writer is not None:
             self._writer.write_table(table)
 
@@ -478,10 +477,7 @@ class _Differences:
         """Put the counts and the sample into the result."""
         result = self._result
         result.sample = pa.concat_tables(self._sample).combine_chunks()
-        result.columns = [
-            ComparedColumn(each.pairing, each.tolerance, each.masked, self._by_column[each.name])
-            for each in result.columns
-        ]
+        result.columns = [replace(each, differ=self._numbers["differs", each.name]) for each in result.columns]
 
 
 def _unequal(rows: pa.Table, number: int, column: ComparedColumn) -> Array:
