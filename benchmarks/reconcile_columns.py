@@ -17,7 +17,6 @@ from benchmarks.lab import Benchmark, Lab
 from benchmarks.measure import Figure, Ratio, interleave
 from benchmarks.reconcile_arms import NOTES, Arm, Found, Make, Place, opened
 from outbox import Settings
-from outbox.errors import pip_install
 from outbox.reconcile.columns import TablesJob
 from outbox.reconcile.job import Access
 
@@ -64,7 +63,7 @@ def run(lab: Lab) -> Iterator[Figure]:
             connection.execute("VACUUM ANALYZE shop_order")
     makes: dict[str, Make] = {OURS: ours, TOLERANT: tolerant}
     if importlib.util.find_spec(RELADIFF) is None:
-        yield Figure(RELADIFF, f"not measured: {pip_install('bench')} for {RELADIFF}")
+        yield Figure(RELADIFF, f"not measured: pip install {RELADIFF}")
     else:
         makes[RELADIFF] = reladiff
     with closing(lab.psycopg("producer")) as connection:
@@ -104,8 +103,8 @@ def tolerant(place: Place) -> Callable[[], Found]:
 def _ours(place: Place, tolerances: tuple[str, ...]) -> Found:
     from outbox.reconcile.columns.compare import compare_tables
 
-    sides = (Access(url, Settings()) for url in (place.producer, place.consumer))
-    job = TablesJob(*sides, left="shop_order", key=("id",), tolerances=tolerances, sample=1_000_000)
+    left, right = (Access(url, Settings()) for url in (place.producer, place.consumer))
+    job = TablesJob(left, right, "shop_order", key=("id",), tolerances=tolerances, sample=1_000_000)
     result = compare_tables(job)
     stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in result.seconds.items())
     NOTES.append(f"{result.differing:,} of {result.ranges:,} ranges, {result.rows_read:,} rows read; {stages}")

@@ -234,7 +234,10 @@ def test_masked_values_show_nowhere(both: tuple[Engine, Engine], tmp_path: Path)
         compare_tables(job(both, "a", "", "email", columns=("city",)))
 
 
-KILL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'outbox reconcile%'"
+KILL = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE application_name LIKE 'outbox reconcile%' AND datname = current_database()
+"""
 
 
 @pytest.mark.parametrize("fate", ["once", "always"])
@@ -248,7 +251,7 @@ def test_a_lost_connection_leaves_no_half_file(both: tuple[Engine, Engine], tmp_
             f"""INSERT INTO a SELECT i, CASE WHEN i % 10 = 0 THEN '{at}' END, repeat('x', 20000)
                   FROM generate_series(1, 2000) i""",
         )
-    read, kills = compare._batches, []
+    read, kills = compare._batches, list[int]()
 
     def killed(*args: Any) -> Iterator[Any]:
         for batch in read(*args):
@@ -316,7 +319,7 @@ def test_few_ranges_are_looked_up_by_the_index(both: tuple[Engine, Engine], type
     """Where few rows lie in ranges that differ, no row of other ranges is read, whatever type the key has."""
     of_number = {
         "uuid": "lpad(i::text, 32, '0')::uuid",
-        "timestamptz": "now() - i * interval '1 s'",
+        "timestamptz": "timestamptz '2026-01-01' + i * interval '1 s'",
         "date": "date '2000-01-01' + i",
     }.get(type_, "i")
     for engine in both:
@@ -325,9 +328,6 @@ def test_few_ranges_are_looked_up_by_the_index(both: tuple[Engine, Engine], type
             f"CREATE TABLE a (id {type_} PRIMARY KEY, v int)",
             "INSERT INTO a SELECT * FROM (SELECT " + of_number + " AS id, i FROM generate_series(1, 3000) i) s",
         )
-    if type_ == "timestamptz":
-        for engine in both:
-            run(engine, "UPDATE a SET id = timestamptz '2026-01-01' + v * interval '1 s'")
     run(both[1], "UPDATE a SET v = -v WHERE v = 1500", "DELETE FROM a WHERE v = 1")
     read, plans = compare._batches, list[str]()
 

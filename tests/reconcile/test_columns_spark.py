@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,10 +76,9 @@ def _float(value: Any, kind: str) -> Any:
 def test_each_kind_of_number_and_time_has_its_tolerance(spark: SparkSession) -> None:
     """Integers, decimals, floats and times are near by their tolerance, up to it and no farther; infinity never is."""
     schema = "id int, n bigint, d decimal(10,2), f double, at timestamp"
-    row = (1, 10, 1.0, 100.0, BEGAN.replace(tzinfo=None))
 
     def changed(id_: int, n: int, d: str, f: float, seconds: float) -> tuple[Any, ...]:
-        return (id_, n, _decimal(d), f, row[4] + dt.timedelta(seconds=seconds))  # type: ignore[operator]
+        return id_, n, Decimal(d), f, BEGAN.replace(tzinfo=None) + dt.timedelta(seconds=seconds)
 
     left = spark.createDataFrame([changed(i, 10, "1.00", 100.0, 0) for i in (1, 2, 3)], schema)
     right = spark.createDataFrame(
@@ -95,12 +95,6 @@ def test_each_kind_of_number_and_time_has_its_tolerance(spark: SparkSession) -> 
         *(("2", name) for name in ("n", "d", "f", "at")),
         ("3", "f"),
     }
-
-
-def _decimal(text: str) -> Any:
-    from decimal import Decimal
-
-    return Decimal(text)
 
 
 @pytest.mark.parametrize("rows", [[(1, "a"), (1, "b")], [(None, "a")]])
