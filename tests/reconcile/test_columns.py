@@ -98,7 +98,7 @@ def oracle(left: Rows, right: Rows) -> set[Difference]:
     """Return what differs, in plain Python."""
     found: set[Difference] = set()
     for key in left.keys() | right.keys():
-        texts = tuple(map(str, key))
+        texts = tuple(str(each).lower() if each is True or each is False else str(each) for each in key)
         if key not in right:
             found.add((texts, "only_left", None))
         elif key not in left:
@@ -168,6 +168,18 @@ def tables(new_engine: Callable[[], Engine]) -> Tables:
     return Tables(new_engine(), new_engine())
 
 
+class Bytes(bytes):
+    """Bytes whose text is as PostgreSQL writes it."""
+
+    def __str__(self) -> str:
+        return rf"\x{self.hex()}"
+
+
+def time_of(n: int) -> dt.time:
+    """Return the n-th time of a day."""
+    return (BEGAN + dt.timedelta(seconds=7 * n)).time()
+
+
 KEYS: Mapping[str, tuple[dict[str, tuple[str, str]], Callable[[random.Random, int], tuple[Any, ...]]]] = {
     "integer": ({"id": ("integer", "bigint")}, lambda _, n: (n * 7 - 500,)),
     "uuid": ({"id": ("uuid", "uuid")}, lambda chance, _: (UUID(int=chance.getrandbits(128)),)),
@@ -179,6 +191,8 @@ KEYS: Mapping[str, tuple[dict[str, tuple[str, str]], Callable[[random.Random, in
         lambda _, n: ((BEGAN + dt.timedelta(seconds=n)).strftime("%Y-%m-%d %H:%M:%S+00"),),
     ),
     "date": ({"id": ("date", "date")}, lambda _, n: ((BEGAN + dt.timedelta(days=n)).date(),)),
+    "bytes": ({"id": ("bytea", "bytea")}, lambda _, n: (Bytes(n.to_bytes(2, "big") * (n % 3 + 1)),)),
+    "boolean first": ({"ok_": ("boolean", "boolean"), "id": ("time", "time")}, lambda _, n: (n % 2 == 0, time_of(n))),
     "two columns": (
         {"shop": ("text", "text"), "id": ("smallint", "integer")},
         lambda chance, n: (chance.choice(["large", "large", "large", "small"]), n),

@@ -132,6 +132,23 @@ def test_types_are_compared_by_value(both: tuple[Engine, Engine], left: str, one
     assert not compare_tables(job(both)).equal
 
 
+@pytest.mark.usefixtures("digests")
+@pytest.mark.parametrize("looked_up", [0.0, 2.0])
+def test_names_are_names(both: tuple[Engine, Engine], looked_up: float) -> None:
+    """A schema, a table and columns may be called whatever PostgreSQL allows, but for colons and commas in a column."""
+    for at, engine in enumerate(both):
+        run(
+            engine,
+            'CREATE SCHEMA "od d%%"',
+            'CREATE TABLE "od d%%"."ta""ble.{0} %%(s)s" ("k%%(d)s" int PRIMARY KEY, "v{c}" text)',
+            f"""INSERT INTO "od d%%"."ta""ble.{{0}} %%(s)s"
+                SELECT i, i + {at} * (i % 2) FROM generate_series(1, 9) i""",
+        )
+    with mock.patch.object(compare, "_BY_INDEX", looked_up):
+        result = compare_tables(job(both, 'od d%%.ta"ble.{0} %%(s)s', "", "k%%(d)s"))
+    assert [each["key"] for each in result.sample.to_pylist()] == [{"k%%(d)s": str(n)} for n in (1, 3, 5, 7, 9)]
+
+
 REFUSED = [
     ("no table", {"left": "nothing"}, "the producer has no table nothing"),
     ("no column", {"columns": ("w",)}, "has no column w; it has id, v, email"),
