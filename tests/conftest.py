@@ -125,7 +125,8 @@ SLOW = (
         for name in ("carriers", "commit_fails", "flow_counts", "identity", "savepoints", "sql_functions")
     ),
     "producer/test_versions",
-    *(f"reconcile/test_{name}" for name in ("cli", "edges", "follow", "lost", "many_pairs", "measure", "nights")),
+    *(f"reconcile/test_{name}" for name in ("cli", "columns.", "columns_spark", "edges", "follow", "lost")),
+    *(f"reconcile/test_{name}" for name in ("many_pairs", "measure", "nights")),
     *(f"reconcile/test_{name}" for name in ("oracle", "repair", "second_look", "secrets", "settled", "spark")),
     *(f"reconcile/test_{name}" for name in ("standby", "tiers")),
     *(f"relay/test_{name}" for name in ("capturing", "intake", "kafka", "rabbit", "targets")),

@@ -19,9 +19,13 @@ from outbox.reconcile.foreign import identifier
 from outbox.reconcile.job import Part
 from outbox.reconcile.source import Snapshot, reaching
 from outbox.reconcile.sql import Mixing
+from outbox.text import counted
 
+# From PostgreSQL 18 on NULLs of before may be left where a column says NOT NULL.
 _COLUMNS = """
-SELECT a.attname, CASE WHEN b.typtype = 'e' THEN 'text' ELSE format_type(b.oid, NULL) END, a.attnotnull,
+SELECT a.attname, CASE WHEN b.typtype = 'e' THEN 'text' ELSE format_type(b.oid, NULL) END,
+       a.attnotnull AND NOT EXISTS (SELECT FROM pg_constraint n WHERE n.conrelid = a.attrelid AND n.contype = 'n'
+                                       AND a.attnum = ANY (n.conkey) AND NOT n.convalidated),
        b.typname <> 'bpchar' AND b.typtype <> 'e' AND coalesce(c.collname IN ('C', 'POSIX'), true)
   FROM pg_attribute a
   JOIN pg_type t ON t.oid = a.atttypid
@@ -30,13 +34,14 @@ SELECT a.attname, CASE WHEN b.typtype = 'e' THEN 'text' ELSE format_type(b.oid, 
  WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
-# An index on an expression has a column of number 0.
+# An index on an expression has a column of number 0. That of a table which others inherit from says nothing of theirs.
 _INDEXES = """
-SELECT i.indisunique AND i.indimmediate, am.amname = 'btree',
+SELECT i.indisunique AND i.indimmediate AND NOT (r.relkind = 'r' AND r.relhassubclass), am.amname = 'btree',
        array(SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY k (number, place)
                LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
               WHERE k.place <= i.indnkeyatts ORDER BY k.place)
-  FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_am am ON am.oid = x.relam
+  FROM pg_index i JOIN pg_class r ON r.oid = i.indrelid
+  JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_am am ON am.oid = x.relam
  WHERE i.indrelid = to_regclass(%(table)s) AND i.indisvalid AND i.indpred IS NULL
 """
 
@@ -232,8 +237,9 @@ class KeyedTable:
             found = self.ask(Statement(_NULLS.format(counts=counts, table=self.table, any=" OR ".join(where)), {}))[0]
             for name, number in zip(open_, found, strict=True):
                 if number:
+                    rows = counted(number, "row")
                     raise InvalidSettings(
-                        f"the key {name} of {self.found} is NULL in {number:,} rows; compare a view without them"
+                        f"the key {name} of {self.found} is NULL in {rows}; compare a view without them"
                     )
         if self._is_unique():
             return
