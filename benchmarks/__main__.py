@@ -33,6 +33,7 @@ _LONG = (
     "reconcile_scattered",
     "reconcile_cost",
     "reconcile_follow",
+    "reconcile_columns",
     "dispatch_backlog",
     "relay",
     "relay_outage",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: What pyarrow calls those in which an object is there when all of it was written.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+_CHUNK = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,24 @@ def whole_at(where: Destination) -> Iterator[BinaryIO]:
         file.seek(0)
         system, path = where.opened()
         if system.type_name in _OBJECT_STORES:
-            with system.open_output_stream(path) as stream:
-                stream.write(file.read())
+            _copied(file, system, path)
             return
         folder, _, name = path.rpartition("/")
         system.create_dir(folder, recursive=True)
         temporary = f"{folder}/.{name}.{uuid4().hex}"
-        with system.open_output_stream(temporary) as stream:
-            shutil.copyfileobj(file, cast("BinaryIO", stream))
+        _copied(file, system, temporary)
         # HDFS, say, moves nothing over what is there.
         if system.type_name != "local" and system.get_file_info(path).is_file:
             system.delete_file(path)
         system.move(temporary, path)
+
+
+def _copied(file: BinaryIO, system: FileSystem, path: str) -> None:
+    try:
+        with system.open_output_stream(path) as stream:
+            shutil.copyfileobj(file, cast("BinaryIO", stream), _CHUNK)
+    except BaseException:
+        # Its stream was closed with what it had by then, and a part of a file must not be taken for all of it.
+        with suppress(OSError):
+            system.delete_file(path)
+        raise

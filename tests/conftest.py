@@ -66,11 +66,14 @@ _HERE = Path(__file__).parent
 BROWSER = "tests/console/browser/"
 #: Modules of the reconciliation that share a Spark session.
 SHARE_SPARK = (
-    "test_fleet_spark",
-    "test_lost",
-    "test_spark_frames",
-    "test_spark_iceberg",
-    "test_spark_log",
+    *(
+        "test_columns_spark",
+        "test_fleet_spark",
+        "test_lost",
+        "test_spark_frames",
+        "test_spark_iceberg",
+        "test_spark_log",
+    ),
     "test_tables_spark",
 )
 
@@ -129,7 +132,8 @@ SLOW = (
         for name in ("carriers", "commit_fails", "flow_counts", "identity", "savepoints", "sql_functions")
     ),
     "producer/test_versions",
-    *(f"reconcile/test_{name}" for name in ("cli", "edges", "follow", "lost", "many_pairs", "measure", "nights")),
+    *(f"reconcile/test_{name}" for name in ("cli", "columns.", "columns_spark", "edges", "follow", "lost")),
+    *(f"reconcile/test_{name}" for name in ("many_pairs", "measure", "nights")),
     *(f"reconcile/test_{name}" for name in ("oracle", "repair", "second_look", "secrets", "settled", "spark")),
     *(f"reconcile/test_{name}" for name in ("standby", "tiers")),
     *(f"relay/test_{name}" for name in ("capturing", "intake", "kafka", "rabbit", "targets")),

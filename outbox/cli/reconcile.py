@@ -49,6 +49,7 @@ from outbox.settings import Settings
 from outbox.text import described, key_text, trace_of
 
 if TYPE_CHECKING:
+    from outbox.app import Outbox
     from outbox.reconcile.record.orders import ReconciliationOrders
     from outbox.reconcile.record.views import FindingRow, Run, Schedule
     from outbox.reconcile.rows import JobResult
@@ -148,6 +149,16 @@ _JOB = options_of(
 )
 
 
+def with_databases(source: SourceOptions, values: Values, outbox: Outbox | None) -> Values:
+    """Return values with both databases: those of an application, or of the environment, where they name none."""
+    if outbox is not None:
+        values = only(subscribed(outbox, values))
+    elif "producer" not in values:
+        url = find_url(None, "--producer", PRODUCER_VARIABLE, URL_VARIABLE)
+        values = {**values, "producer": source.access(url)}
+    return {"consumer": values["producer"], **values}
+
+
 def described_job(source: SourceOptions, pairs: PairOptions, filters: Any, window: Any, more: Values) -> Job:
     """Return the job that options describe; ``more`` goes over what is known from the file and the application."""
     values = source.values()
@@ -157,12 +168,7 @@ def described_job(source: SourceOptions, pairs: PairOptions, filters: Any, windo
         known = [Pair(topic, group) for topic, group in outbox.subscriptions if not is_internal(topic)]
     if (chosen := pairs.pairs(known, read_options(Pair, filters))) is not None:
         values = merged(values, {"pairs": chosen})
-    if outbox is not None:
-        values = only(subscribed(outbox, values))
-    elif "producer" not in values:
-        url = find_url(None, "--producer", PRODUCER_VARIABLE, URL_VARIABLE)
-        values = {**values, "producer": source.access(url)}
-    values = {"consumer": values["producer"], **values}
+    values = dict(with_databases(source, values, outbox))
     if source.schema:
         for side in ("producer", "consumer", "record_in"):
             if (access := values.get(side)) is not None:
@@ -252,18 +258,7 @@ class ReportOptions:
         """Check that the files can be written, before anything else takes its time."""
         for name, path in self.files():
             importlib.import_module(_FORMS[f"write_{name}"])  # what isn't installed is reported now
-            if isinstance(path, Remote):
-                with _writing(path):
-                    path.opened()
-                continue
-            if name == "findings" and path.is_file():
-                raise Failure(f"--findings {path} is a file; name a folder")
-            if name != "findings" and path.is_dir():
-                raise Failure(f"--{name} {path} is a folder; name a file")
-            if not path.parent.is_dir():
-                raise Failure(f"--{name} {path}: there is no folder {path.parent}")
-            if not os.access(path.parent, os.W_OK):
-                raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
+            check_file(name, path, is_folder=name == "findings")
 
     def report(self, result: object, module: str | None = None) -> None:
         """Print a result, and write the files; ``module`` has all forms of one that isn't a job's."""
@@ -277,7 +272,7 @@ class ReportOptions:
         else:
             form("print_report")(result, output.console(), SHOWN if self.limit is None else self.limit)
         for name, path in self.files():
-            with _writing(path):
+            with writing(path):
                 form(f"write_{name}")(path, result)
 
     def report_failure(self, job: Job) -> None:
@@ -285,12 +280,28 @@ class ReportOptions:
         if self.prometheus:
             from outbox.reconcile.report.prometheus import write_failed  # noqa: PLC0415 - needed by this command alone
 
-            with _writing(self.prometheus):
+            with writing(self.prometheus):
                 write_failed(self.prometheus, job.pairs, dt.datetime.now(dt.UTC))
 
 
+def check_file(name: str, path: Destination, *, is_folder: bool = False) -> None:
+    """Check that the file of an option can be written."""
+    if isinstance(path, Remote):
+        with writing(path):
+            path.opened()
+        return
+    if is_folder and path.is_file():
+        raise Failure(f"--{name} {path} is a file; name a folder")
+    if not is_folder and path.is_dir():
+        raise Failure(f"--{name} {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise Failure(f"--{name} {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise Failure(f"--{name} {path}: the folder {path.parent} can't be written to")
+
+
 @contextmanager
-def _writing(path: Destination) -> Iterator[None]:
+def writing(path: Destination) -> Iterator[None]:
     """Tell which file it is that can't be written in the block."""
     try:
         yield

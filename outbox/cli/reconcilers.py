@@ -1,6 +1,7 @@
-"""``outbox reconcile fleet`` and ``outbox reconcile follow``: many services' databases as one, and one without an end.
+"""``outbox reconcile fleet``, ``follow`` and ``tables``: many services' databases, one without an end, any two tables.
 
-A fleet is found by the patterns of a file. A reconciliation that follows two databases runs in the foreground.
+A fleet is found by the patterns of a file. A reconciliation that follows two databases runs in the foreground. Two
+business tables are compared column by column.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,23 +20,29 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.cli import options, output
 from outbox.cli.options import command, options_of, read_options
-from outbox.cli.output import Code, Output, needing
-from outbox.cli.processes import named_app
+from outbox.cli.output import Code, Failure, Output, needing
+from outbox.cli.processes import load_quietly, named_app
 from outbox.cli.reconcile import (
     FILTERS,
     PairOptions,
     RecordingOptions,
     ReportOptions,
     SourceOptions,
+    check_file,
     described_job,
     no_result,
     sure,
+    with_databases,
+    writing,
 )
 from outbox.database.engines import connect, discard, sync_engine
 from outbox.database.execute import Backoff
+from outbox.destination import Destination, destination
 from outbox.errors import InvalidSettings, SourceError, was_interrupted
+from outbox.reader import option
+from outbox.reconcile.columns import TablesJob
 from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
-from outbox.reconcile.job import PASS_EVERY, Job, Window
+from outbox.reconcile.job import NO_DATABASE, PASS_EVERY, Job, Window
 
 if TYPE_CHECKING:
     from outbox.reconcile.fleet.members import Member
@@ -204,6 +211,62 @@ def _run_followers(job: Job, followers: list[Follower]) -> None:
                     discard(connection)
                 connection, wait = None, backoff.next()
             time.sleep(wait)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TablesReportOptions:
+    """In which forms the comparison of two tables is reported."""
+
+    html: Destination | None = option(None, "Write the report as a page.", parse=destination, metavar="FILE|URL")
+    parquet: Destination | None = option(
+        None, "Write all differences as Parquet, a row for each column.", parse=destination, metavar="FILE|URL"
+    )
+    output: Output = option(Output.TABLE, output.FORM_HELP)
+
+    def check(self) -> None:
+        """Check that the files can be written, before anything else takes its time."""
+        for name, path in (("html", self.html), ("parquet", self.parquet)):
+            if path is not None:
+                check_file(name, path)
+
+
+@command(app, "tables", source=options_of(SourceOptions, "schema"), job=options_of(TablesJob, "producer", "consumer"))
+def compare_two(*, source: Any, job: Any, report: TablesReportOptions) -> None:
+    """Compare two tables of any kind by key: which rows one side alone has, which columns differ, and both values.
+
+    A key is one column or several: integers, decimals, uuids, texts, booleans, bytes, times. Other columns may have
+    other types on either side, and are compared by value. Columns named as secrets or personal data are masked. The
+    exit code is 0 if the tables are equal, 6 if they differ.
+
+    \b
+    Examples:
+      outbox reconcile tables --left shop_order --key id
+      outbox reconcile tables --left shop_order --right copy.orders --key shop,id --column total,state:status
+      outbox reconcile tables --left shop_order --key id --tolerance weight=0.1%,placed_at=1s --parquet found.parquet
+    """
+    secrets: list[str] = []
+    with no_result(secrets), needing("outbox reconcile tables", "reconcile"):
+        from outbox.reconcile.columns.compare import compare_tables  # noqa: PLC0415 - an extra
+        from outbox.reconcile.columns.report import as_json, print_report, write_html  # noqa: PLC0415 - an extra
+
+        report.check()
+        where = SourceOptions(**read_options(SourceOptions, source))
+        values = with_databases(where, where.values(), load_quietly(where.app) if where.app else None)
+        databases = {side: values[side] for side in ("producer", "consumer")}
+        if NO_DATABASE in databases.values():
+            raise Failure("a side of this file is read by Spark; name its database with --producer or --consumer")
+        secrets += [access.url for access in databases.values()]
+        work = TablesJob(**databases, **read_options(TablesJob, job))
+        with output.Bars() as bars, writing(report.parquet) if report.parquet else nullcontext():
+            result = compare_tables(work, bars, parquet=report.parquet)
+        if report.html is not None:
+            with writing(report.html):
+                write_html(report.html, result)
+        if report.output is Output.JSON:
+            output.print_json(as_json(result))
+        else:
+            print_report(result, output.console())
+    raise typer.Exit(Code.DONE if result.equal else Code.PROBLEMS)
 
 
 @app.command("intake")

@@ -224,7 +224,7 @@ class KnownTable:
 
     def column(self, name: str) -> str:
         """Return a column of the judge's as the table's own, in SQL."""
-        return f"t.{_identifier(self.declared.columns[name])}"
+        return f"t.{identifier(self.declared.columns[name])}"
 
     def type(self, name: str) -> str:
         """Return the type of a column of the judge's."""
@@ -328,7 +328,7 @@ class KnownTable:
         }
         sql = _WRITE_OPINION.format(
             table=_source(self.declared),
-            column=_identifier(self.declared.columns["opinion"]),
+            column=identifier(self.declared.columns["opinion"]),
             id=_is_id(self.column("id"), self.type("id")),
             state=state,
             opinion=opinion,
@@ -366,7 +366,7 @@ class KnownTable:
         return cast if column.default is None else f"coalesce({cast}, {str(column.default).lower()})"
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
     """Return a name, quoted; what stands for a parameter in it stands for itself."""
     return '"{}"'.format(name.replace('"', '""').replace("%", "%%"))
 
@@ -374,7 +374,7 @@ def _identifier(name: str) -> str:
 def _source(table: ForeignTable) -> str:
     """Return the columns to read of a foreign table, as SQL."""
     if table.table is not None:
-        return ".".join(_identifier(part) for part in table.table.split(".", 1))
+        return ".".join(identifier(part) for part in table.table.split(".", 1))
     return "(\n{}\n)".format((table.query or "").replace("%", "%%"))
 
 

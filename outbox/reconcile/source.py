@@ -12,7 +12,7 @@ import datetime as dt
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -424,14 +424,8 @@ class PostgresSide:
     @contextmanager
     def session(self, access: Access, reached: list[bool]) -> Iterator[Ask]:
         """Open an ADBC connection, and yield what reads in the snapshot; ``reached`` gets one more once it is open."""
-        with adbc_connection(conninfo(access.url)) as connection, connection.cursor() as cursor, cancellable(cursor):
-            reached.append(True)
-            # ADBC begins a transaction by itself; settings for it must come before the first query.
-            cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
-            if self.snapshot is not None:
-                self._import(cursor, self.snapshot)
-            for statement in (*self.locks, self.settings.statement(), sql.PLAN_FOR_ROWS):
-                cursor.execute(rendered(statement))
+        first = *self.locks, self.settings.statement(), sql.PLAN_FOR_ROWS
+        with snapshot_cursor(access, self.snapshot, first, lambda: reached.append(True)) as cursor:
             yield partial(self.ask, cursor)
 
     def ask(self, cursor: Any, statement: Statement) -> pa.Table:
@@ -439,14 +433,37 @@ class PostgresSide:
         cursor.execute(rendered(statement))
         return cursor.fetch_arrow_table()
 
-    def _import(self, cursor: Any, snapshot: str) -> None:
-        try:
-            cursor.execute(rendered(Statement(sql.IMPORT_SNAPSHOT, {"name": snapshot})))
-        except Exception as error:
-            # How a server puts it depends on its version.
-            if UNAVAILABLE.match(sqlstate(error)) or not sqlstate(error):
-                raise
-            raise_bare(SourceLost(f"{described(self.access.url)}: the snapshot that is read is gone"))
+
+@contextmanager
+def snapshot_cursor(
+    access: Access, snapshot: str | None, first: Iterable[Statement], reached: Callable[[], None] = lambda: None
+) -> Iterator[Any]:
+    """Open an ADBC cursor that reads in a snapshot, by its name, after some ``first`` statements.
+
+    ``reached`` is told once there is a connection. The snapshot None reads what is there at the time.
+
+    Raises:
+        SourceLost: the snapshot is gone.
+    """
+    with adbc_connection(conninfo(access.url)) as connection, connection.cursor() as cursor, cancellable(cursor):
+        reached()
+        # ADBC begins a transaction by itself; settings for it must come before the first query.
+        cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
+        if snapshot is not None:
+            _import(cursor, access, snapshot)
+        for statement in first:
+            cursor.execute(rendered(statement))
+        yield cursor
+
+
+def _import(cursor: Any, access: Access, snapshot: str) -> None:
+    try:
+        cursor.execute(rendered(Statement(sql.IMPORT_SNAPSHOT, {"name": snapshot})))
+    except Exception as error:
+        # How a server puts it depends on its version.
+        if UNAVAILABLE.match(sqlstate(error)) or not sqlstate(error):
+            raise
+        raise_bare(SourceLost(f"{described(access.url)}: the snapshot that is read is gone"))
 
 
 def failure_of(error: Exception, access: Access, *, connected: bool = True) -> SourceError:

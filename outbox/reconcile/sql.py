@@ -368,7 +368,7 @@ FAST_VALUES = Statement(
 
 # Keys are compared across databases by their text, which must not depend on how either of them is configured.
 _LIMITS = """
-SELECT set_config('statement_timeout', %s, true), set_config('TimeZone', 'UTC', true),
+SELECT set_config('statement_timeout', %(limit)s, true), set_config('TimeZone', 'UTC', true),
        set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'iso_8601', true),
        set_config('bytea_output', 'hex', true), set_config('extra_float_digits', '1', true)
 """
@@ -376,7 +376,7 @@ SELECT set_config('statement_timeout', %s, true), set_config('TimeZone', 'UTC', 
 
 def limits(seconds: float) -> Statement:
     """For this transaction, let no statement run longer, and have the same text for the same value everywhere."""
-    return Statement(_LIMITS, (f"{int(seconds * 1000)}ms",))
+    return Statement(_LIMITS, {"limit": f"{int(seconds * 1000)}ms"})
 
 
 def values_of(pair: Pair) -> dict[str, object]:
