@@ -20,7 +20,8 @@ import numpy as np
 
 from outbox.errors import InvalidSettings
 from outbox.reader import DURATION, seconds_of
-from outbox.reconcile.rows import EXACT, Array
+from outbox.reconcile.measure.result import EXACT
+from outbox.reconcile.rows import Array
 
 
 @dataclass(frozen=True, slots=True)
