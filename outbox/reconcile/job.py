@@ -130,7 +130,8 @@ class Outcome(enum.IntEnum):
     def repair(self, policy: Mapping[Outcome, Repair], foreign: Collection[Part] = ()) -> Repair:
         """Return what is done about it under a policy; where the tables of a side are ``foreign``, that is little."""
         action = policy.get(self, self.repairs[0])
-        return Repair.ALERT if foreign and action is not Repair.SYNC_OPINION else action
+        is_known = "producer" in foreign if action is Repair.SYNC_OPINION else not foreign
+        return action if is_known else Repair.ALERT
 
     def by_hand(self, foreign: Collection[str] = ()) -> str:
         """Return what a human does about it; of sides whose tables are ``foreign`` our commands know nothing."""

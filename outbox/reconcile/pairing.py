@@ -130,9 +130,9 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 # --- sides and rules -------------------------------------------------------------------------------------
 
 
-def sources(job: Job, pair: Pair, **reading: Any) -> tuple[Side, Side]:
-    """Return the sources of producer and consumer; ``reading`` is what `side_of` takes besides."""
-    return side_of(job, pair, "producer", **reading), side_of(job, pair, "consumer", **reading)
+def sources(job: Job, pair: Pair, **options: Any) -> tuple[Side, Side]:
+    """Return the sources of producer and consumer; ``options`` are what `side_of` takes besides."""
+    return side_of(job, pair, "producer", **options), side_of(job, pair, "consumer", **options)
 
 
 def side_of(
@@ -526,9 +526,9 @@ class Pairing:
 
     def _comparison(self) -> Comparison:
         rules = rules_of(self.job, self.pair, self.snapshots)
-        reading = {"snapshots": self.snapshots, "engine": self.engine, "waiting": self._waiting}
+        options = {"snapshots": self.snapshots, "engine": self.engine, "waiting": self._waiting}
         title = f"{self.pair}: {' → '.join(self.job.labels)}"
-        return Comparison(*sources(self.job, self.pair, **reading), rules, title)
+        return Comparison(*sources(self.job, self.pair, **options), rules, title)
 
     def _waiting(self) -> None:
         self.progress.done(0)

@@ -87,7 +87,6 @@ def compare(
     """
     began = time.monotonic()
     progress, ids = _Limited(progress or NoProgress(), job.max_time), ids or RunIds.new(job)
-    progress.stage("databases", None)
     # One that can't be asked now is told of below, with the record of that.
     with suppress(SourceError):
         job = located(job) or job
@@ -95,6 +94,7 @@ def compare(
     record = Record(job)
     # What a snapshot is held for is reading alone, not the time until a cluster has a place.
     with recorded(record, ids.runs, ids), record.alive(ids.runs):
+        progress.stage("databases", None)
         _check_databases(job)
         with engine_for(job, progress) if engine is None else nullcontext(engine) as running:
             passes: list[FirstPass] = []

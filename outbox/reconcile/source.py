@@ -449,6 +449,7 @@ def snapshot_cursor(
         reached()
         # ADBC begins a transaction by itself; settings for it must come before the first query.
         cursor.execute(rendered(sql.READ_IN_ONE_SNAPSHOT))
+        cursor.execute(rendered(sql.AS_UTF8))
         if snapshot is not None:
             _import(cursor, access, snapshot)
         for statement in first:

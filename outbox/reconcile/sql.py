@@ -284,6 +284,8 @@ SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_s
 
 #: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+#: Has texts come as Arrow has them, whatever encoding a database has: its driver leaves them as they come.
+AS_UTF8 = Statement("SET LOCAL client_encoding TO 'UTF8'")
 # Prune truncates tables, which also takes their rows from snapshots that were taken before. It waits for this lock.
 # Deliveries aren't read: the inbox itself is; nor is what was published.
 _TRUNCATED: dict[Part, tuple[str, ...]] = {

@@ -29,13 +29,13 @@ def test_a_ctrl_c_is_never_taken_for_an_outage() -> None:
 
 
 def test_progress_from_the_first_moment(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each thing that may take long is a stage of its own, and the first begins before any database is asked."""
+    """Each thing that may take long is a stage of its own, and the first begins before the databases are looked at."""
     titles: list[str] = []
     town.reconcile(progress=Progress(titles.append))
     rows = [] if len(titles) == 4 else ["t → g: rows"]
     assert titles == ["databases", "t → g: snapshots", "t → g: plan", *rows, "t → g: second look"]
     titles.clear()
-    monkeypatch.setattr("outbox.reconcile.run.located", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("outbox.reconcile.run._check_databases", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         town.reconcile(progress=Progress(titles.append))
     assert titles == ["databases"]

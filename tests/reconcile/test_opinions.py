@@ -18,7 +18,7 @@ from outbox.cli.output import Code
 from outbox.errors import InvalidSettings
 from outbox.message.model import uuid7
 from outbox.reconcile import repair as repairing
-from outbox.reconcile.job import DONE, HEALED, KINDS, Job, Outcome, Part, Repair, Tier
+from outbox.reconcile.job import DONE, HEALED, Job, Outcome, Repair, Tier
 from outbox.reconcile.record.write import detail_of
 from outbox.reconcile.report import as_json, sentence_of
 from outbox.reconcile.rows import Finding, to_findings
@@ -446,16 +446,12 @@ def test_what_a_finding_says(village: Town) -> None:
     assert (shown["kind"], shown["opinion"], shown["status"]) == ("opinion_differs", "none", "consumed")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_foreign_pair_names_only_mends_that_it_has(village: Town, kind: Outcome) -> None:
-    """Nothing of ours is done to tables that we don't know, but for an opinion that can be written."""
-    policy = {each: each.repairs[-1] for each in KINDS} | {each: each.repairs[0] for each in KINDS if each is DIFFERS}
-    sides: tuple[tuple[Part, ...], ...] = (("producer",), ("consumer",), ("producer", "consumer"))
-    for foreign in sides:
-        text = kind.mend(policy, foreign)
-        assert "--apply" not in text
-        assert "the policy" not in text
-    assert ("the policy" in kind.mend({}, ["producer"], writable=True)) == (kind is DIFFERS)
+def test_a_foreign_pair_names_the_mend_where_it_has_it() -> None:
+    """Of a producer's table that can be written; of others, and of a producer of ours, nothing is done."""
+    assert DIFFERS.repair(SYNC, ["producer"]) is DIFFERS.repair(SYNC, ["producer", "consumer"]) is Repair.SYNC_OPINION
+    assert DIFFERS.repair(SYNC, ["consumer"]) is DIFFERS.repair(SYNC) is Repair.ALERT
+    assert "the policy" not in DIFFERS.mend({}, ["producer"])
+    assert "the policy opinion_differs = sync_opinion" in DIFFERS.mend({}, ["producer"], writable=True)
     assert "--apply writes what the consumer says" in DIFFERS.mend(SYNC, ["producer"], writable=True)
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from outbox.cli.output import Code
 from outbox.database.execute import execute
@@ -158,6 +158,34 @@ def test_tables_written_by_hand_are_reconciled(two: tuple[Engine, Engine], tmp_p
     page = tmp_path / "report.html"
     shown = run_cli(*arguments, "--html", str(page))
     assert all(each in shown.out and each in page.read_text() for each in DIFFERENT)
+
+
+@pytest.mark.parametrize("tier", ["full", "digest"])
+def test_a_database_of_another_encoding(
+    two: tuple[Engine, Engine], tmp_path: Path, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id is the same text on both sides, whatever bytes it has there."""
+    account, order = two
+    latin = account.url.set(database=f"{account.url.database}_latin")
+    outside = account.execution_options(isolation_level="AUTOCOMMIT")
+    other = create_engine(latin)
+    try:
+        run(
+            outside,
+            f"CREATE DATABASE {latin.database} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+        )
+        hour = "now() AT TIME ZONE 'UTC' - interval '1 hour'"
+        row = f"'payment', '{{}}', 1, 1, {hour}, {hour}"
+        run(other, PRODUCER_MSG, f"INSERT INTO producer_msg VALUES ('bär', {row}), ('größe', {row})")
+        run(order, "DELETE FROM consumer_msg WHERE msg_id > 'pay-1'", "UPDATE consumer_msg SET msg_id = 'bär'")
+        monkeypatch.setenv("ACCOUNT_URL", url_of(other))
+        result = run_cli("reconcile", "--config", str(tmp_path / "night.toml"), "--tier", tier, "-o", "json")
+        (pair,) = json.loads(result.out)["pairs"]
+        assert {each["foreign_id"]: each["kind"] for each in pair["findings"]} == {"größe": "missing"}, result.err
+        assert pair["counts"]["consumed"] == 1
+    finally:
+        other.dispose()
+        run(outside, f"DROP DATABASE IF EXISTS {latin.database} WITH (FORCE)")
 
 
 def test_a_run_is_recorded_where_a_database_is_named(two: tuple[Engine, Engine], town: Town, tmp_path: Path) -> None:

@@ -55,8 +55,6 @@ T = TypeVar("T")
 _FEW_ROWS, _ROWS_OF_RANGE, _MOST_RANGES, _MOST_OF_VARIABLE = 20_000, 100, 65_536, 128
 #: Ranges are looked up by an index where they have less than this share of the rows.
 _BY_INDEX = 0.125
-#: Arrow takes texts as UTF-8, whatever a database has; its driver leaves them as the database has them.
-_AS_ARROW = Statement("SET LOCAL client_encoding TO 'UTF8'")
 #: Behind the last of all buckets.
 _END = 2**63 - 1
 #: How often (seconds) a reader that isn't needed any more is cancelled until it ends.
@@ -329,7 +327,7 @@ def _batches(
     """
     snapshot = table.found.snapshot
     access, reached = snapshot.access.resolved(), list[bool]()
-    first = [settings.statement(), sql.limits(settings.seconds), _AS_ARROW, *([plan_by_index()] if by_index else [])]
+    first = [settings.statement(), sql.limits(settings.seconds), *([plan_by_index()] if by_index else [])]
     try:
         with snapshot_cursor(access, snapshot.name, first, lambda: reached.append(True)) as cursor:
             cursor.execute(rendered(statement))
