@@ -24,6 +24,7 @@ from outbox.cli.output import Code, Failure, Output, needing
 from outbox.cli.processes import load_quietly, named_app
 from outbox.cli.reconcile import (
     FILTERS,
+    RECORD_VARIABLE,
     PairOptions,
     RecordingOptions,
     ReportOptions,
@@ -39,8 +40,9 @@ from outbox.database.engines import connect, discard, sync_engine
 from outbox.database.execute import Backoff
 from outbox.destination import Destination, destination
 from outbox.errors import InvalidSettings, SourceError, was_interrupted
-from outbox.reader import option
+from outbox.reader import option, variable
 from outbox.reconcile.columns import TablesJob
+from outbox.reconcile.config import access_of
 from outbox.reconcile.fleet.config import Bounds, Fleet, read_fleet
 from outbox.reconcile.job import NO_DATABASE, PASS_EVERY, Job, Window
 
@@ -87,7 +89,9 @@ def fleet(
         report.check()
         whole = read_fleet(path)
         secrets += [access.url for access in whole.databases.values()]
-        job = {**whole.job, **({"keep_for": 0.0} if fresh else {}), **({"apply": True} if apply else {})}
+        url = variable(RECORD_VARIABLE)
+        record = {"record_in": access_of(url, what=RECORD_VARIABLE)} if url else {}
+        job = {**record, **whole.job, **({"keep_for": 0.0} if fresh else {}), **({"apply": True} if apply else {})}
         limits = dataclasses.replace(whole.bounds, **read_options(Bounds, bounds))
         whole = dataclasses.replace(whole, job=job, bounds=limits, only=tuple(only or ()))
         if dry_run:

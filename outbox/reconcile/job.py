@@ -596,7 +596,7 @@ def _wrong_sync(job: Job) -> Iterator[str]:
     elif job.apply and job.consumer_table and not (job.record and job.record_in):
         yield (
             "apply: what is written into the producer's table is audited where the run is recorded; name a database "
-            "for the record (--record, OUTBOX_RECORD_URL, [record] in a file)"
+            "for the record (--record, OUTBOX_RECORD_URL, [record] in a file, [job.record] in a fleet's)"
         )
 
 

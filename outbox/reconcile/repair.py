@@ -31,7 +31,7 @@ from outbox.dispatch.dispatch_pass import dispatch_once, dispatch_passed, releas
 from outbox.dispatch.sql import compensated
 from outbox.message.model import Status
 from outbox.reconcile.foreign import KnownTable, known_table
-from outbox.reconcile.job import DONE, HEALED, Job, Outcome, Pair, Range, Repair
+from outbox.reconcile.job import DONE, HEALED, LABELED, Job, Outcome, Pair, Range, Repair
 from outbox.reconcile.pairing import side_of
 from outbox.reconcile.rows import Finding, Repaired, to_uuids
 from outbox.reconcile.source import connected
@@ -582,8 +582,10 @@ def sync_opinion(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
             done = {id_ for (id_,) in execute(connection, known.write_opinion(pair, word, found))[0]}
             opinions = _opinions(known, connection, pair, [each for each in found if each.id not in done])
             for each in found:
-                results[each.id] = DONE if each.id in done else _changed(each, opinions.get(each.id))
-            changes |= {each: {"was": _named(each.opinion), "is": word} for each in found if each.id in done}
+                results[each.id] = _written(each) if each.id in done else _changed(each, opinions.get(each.id))
+            changes |= {
+                each: {"row": each.name, "was": _named(each.opinion), "is": word} for each in found if each.id in done
+            }
         if changes:
             with connected(job.recorder) as recorder:
                 execute(recorder, *work.audits(Repair.SYNC_OPINION, changes, job.recorder.schema))
@@ -614,6 +616,12 @@ def _opinions(known: KnownTable, connection: Connection, pair: Pair, found: Sequ
     (rows,) = execute(connection, known.rows_within(pair, [Range.only(each.id) for each in found]))
     index = 1 + [column.name for column in PRODUCER_COLUMNS].index("opinion")  # after the id as people read it
     return {row[0]: row[index] for row in rows}
+
+
+def _written(finding: Finding) -> str:
+    # What the producer believes is right now; a status that is a kind of difference itself stays one.
+    status = _named(finding.status)
+    return f"written, and the message is {status} all the same" if status in LABELED else DONE
 
 
 def _changed(finding: Finding, opinion: int | None) -> str:

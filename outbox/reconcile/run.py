@@ -198,7 +198,7 @@ def _recordable(job: Job, progress: Progress) -> Job:
         return job
     progress.say(
         "nothing is recorded: the consumer's tables aren't ours; name a database for the record (--record, "
-        "OUTBOX_RECORD_URL, [record] in a file)"
+        "OUTBOX_RECORD_URL, [record] in a file, [job.record] in a fleet's)"
     )
     return replace(job, record=False)
 

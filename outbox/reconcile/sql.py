@@ -333,6 +333,11 @@ def settings(name: str, seconds: float) -> Statement:
         "statement_timeout": limit,
         "idle_in_transaction_session_timeout": limit,
         "application_name": name,
+        # A policy that hides rows is an error then, in place of rows that are missing; names and texts are written as
+        # our statements mean them, whatever the database sets.
+        "row_security": "off",
+        "quote_all_identifiers": "off",
+        "standard_conforming_strings": "on",
         **SERVER_KEEP_ALIVE,
     }
     return Statement(_SET, {"names": list(values), "values": list(values.values())})

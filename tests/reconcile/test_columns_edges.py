@@ -24,6 +24,7 @@ from outbox.errors import InvalidSettings, SourceError, SourceLost
 from outbox.reconcile import source
 from outbox.reconcile.columns import TablesJob, compare
 from outbox.reconcile.columns.compare import TablesResult, compare_tables
+from outbox.reconcile.columns.report import as_json, write_html
 from outbox.reconcile.job import Access, Interrupted, NoProgress
 from tests.cli.conftest import Result, run_cli
 from tests.kit import wait_until
@@ -513,3 +514,62 @@ def test_wrong_usage_is_one_line(
     assert (result.code, result.out) == (code, ""), result.err
     assert why in result.err
     assert result.err.count("\n") == 1
+
+
+def test_columns_that_one_table_alone_has_are_named(both: tuple[Engine, Engine], tmp_path: Path) -> None:
+    """Without names all that both have are compared; what is left out shows in each form, and is no silent equal."""
+    run(both[0], "CREATE TABLE a (id int, i int, important text)", "INSERT INTO a VALUES (1, 2, 'x')")
+    run(both[1], "CREATE TABLE a (i int, other text, id int)", "INSERT INTO a VALUES (2, NULL, 1)")
+    result = compare_tables(job(both))
+    assert (result.equal, result.sentence) == (True, "equal in what both have")
+    assert as_json(result)["uncompared"] == {"left": ["important"], "right": ["other"]}
+    write_html(tmp_path / "a.html", result)
+    assert "not compared: important (left alone), other (right alone)" in (tmp_path / "a.html").read_text()
+    named = compare_tables(job(both, columns=("i",)))
+    assert (named.sentence, named.left_out) == ("equal", "")
+
+
+def test_columns_have_any_name_where_none_is_given(both: tuple[Engine, Engine]) -> None:
+    """What the syntax of the options takes for more than a name."""
+    for engine, value in zip(both, (1, 2), strict=True):
+        run(
+            engine,
+            'CREATE TABLE a (id int, "a:b" int, "c,d" int, "e=f" int)',
+            f"INSERT INTO a VALUES (1, {value}, 1, 1)",
+        )
+    assert found(compare_tables(job(both))) == [("a:b", "1", "2")]
+
+
+def test_rows_that_a_policy_hides_are_an_error(both: tuple[Engine, Engine]) -> None:
+    """They would look like rows that one table alone has."""
+    for engine in both:
+        run(engine, "CREATE TABLE a (id int)", "INSERT INTO a VALUES (1)")
+    role = f"sees_little_{both[1].url.database}"
+    run(both[1], "ALTER TABLE a ENABLE ROW LEVEL SECURITY", f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+    run(both[1], f"GRANT SELECT ON a TO {role}")
+    limited = job(both)
+    url = both[1].url.set(username=role, password=role).render_as_string(hide_password=False)
+    try:
+        with pytest.raises(SourceError, match="row-level security"):
+            compare_tables(replace(limited, consumer=Access(url, Settings())))
+    finally:
+        run(both[1], f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_settings_of_a_database_change_nothing(both: tuple[Engine, Engine]) -> None:
+    """How it would write names and read texts isn't how our statements mean them."""
+    for engine, value in zip(both, (r"a\b", r"a\c"), strict=True):
+        run(engine, "CREATE TABLE a (id int, t text, j jsonb)")
+        with engine.begin() as connection:
+            connection.execute(text("INSERT INTO a VALUES (1, :value, '{}')"), {"value": value})
+        for setting in ("quote_all_identifiers = on", "standard_conforming_strings = off", "row_security = off"):
+            run(engine, f"ALTER DATABASE {engine.url.database} SET {setting}")
+        engine.dispose()
+    assert found(compare_tables(job(both))) == [("t", r"a\b", r"a\c")]
+
+
+def test_floats_too_far_apart_for_a_float(both: tuple[Engine, Engine]) -> None:
+    """Their difference is infinite, and no warning."""
+    for engine, value in zip(both, ("1e308", "-1e308"), strict=True):
+        run(engine, "CREATE TABLE a (id int, v float8)", f"INSERT INTO a VALUES (1, {value})")
+    assert found(compare_tables(job(both, tolerances=("v=1",)))) == [("v", "1e+308", "-1e+308")]

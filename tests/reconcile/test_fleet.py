@@ -340,6 +340,16 @@ def test_the_command_compares_and_writes_one_file_of_gauges(fleet_file: Path, ho
     assert "0 differences left, 1 of 1 repaired" in repaired.out.replace("no differences", "0 differences")
 
 
+def test_the_environment_names_the_database_of_the_record(
+    fleet_file: Path, houses: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a single job."""
+    monkeypatch.setenv("OUTBOX_RECORD_URL", url_of(houses.databases["bank-2"]))
+    assert run_cli("reconcile", "fleet", str(fleet_file)).code == Code.DONE
+    count = "SELECT count(*) FROM outbox.reconciliation_run"
+    assert {bank: houses.towns[shop, bank].rows(count) for shop, bank in houses.towns} == {"bank-1": [0], "bank-2": [2]}
+
+
 def test_a_dry_run_names_the_members(fleet_file: Path, houses: Houses) -> None:
     """Nothing is compared and nothing recorded."""
     result = run_cli("reconcile", "fleet", str(fleet_file), "--dry-run", "-o", "json")

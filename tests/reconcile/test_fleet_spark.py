@@ -13,7 +13,7 @@ import pytest
 from outbox.errors import InvalidSettings, ReconcileError
 from outbox.reconcile.fleet.config import Bounds, Fleet, FleetTotal, PairPattern, TotalPart
 from outbox.reconcile.fleet.members import members_of
-from outbox.reconcile.fleet.report import write_findings
+from outbox.reconcile.fleet.report import render_fleet, write_findings
 from outbox.reconcile.fleet.run import FleetResult, compare_fleet
 from outbox.reconcile.job import NO_DATABASE, Access, EngineName, NoProgress, Outcome, Repair
 from outbox.reconcile.rows import to_findings
@@ -175,3 +175,12 @@ def test_a_policy_of_opinions_is_for_the_members_that_have_some(platform: Fleet)
     assert members["shop-1 → bank-1"].policy == {Outcome.MISSING: Repair.RESEND}
     assert members["shop-1 → bank-1"].apply
     assert not members["lake → books"].apply
+
+
+def test_the_report_has_ids_as_their_tables_have_them(platform: Fleet, village: Town) -> None:
+    """A hash can't be looked for."""
+    tell(village, ids="string")
+    patterns = [each for each in platform.patterns if each.producers == ("old",)]
+    page = render_fleet(compare_fleet(replace(platform, patterns=tuple(patterns))))
+    assert "order/" in page
+    assert "<code>e" not in page

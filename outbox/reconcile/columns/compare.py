@@ -6,7 +6,7 @@ import datetime as dt
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -82,6 +82,7 @@ class TablesResult:
 
     ``differ`` are rows of both tables of which a column differs. ``sample`` has the first differences of each column,
     and the first rows of one table alone (`difference_schema`). ``seconds`` are by stage.
+    ``uncompared`` are the columns that ``left`` or ``right`` alone has, where none were named.
     """
 
     job: TablesJob
@@ -96,6 +97,7 @@ class TablesResult:
     rows_read: int = 0
     sample: pa.Table = None
     seconds: dict[str, float] = field(default_factory=dict)
+    uncompared: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def compared(self) -> int:
@@ -115,7 +117,14 @@ class TablesResult:
             (self.only["only_left"], "of the left alone"),
             (self.only["only_right"], "of the right alone"),
         )
-        return "; ".join(f"{counted(number, 'row')} {what}" for number, what in found if number) or "equal"
+        differs = "; ".join(f"{counted(number, 'row')} {what}" for number, what in found if number)
+        return differs or ("equal in what both have" if any(self.uncompared.values()) else "equal")
+
+    @property
+    def left_out(self) -> str:
+        """The columns that one table alone has, for people; empty if there are none."""
+        found = [f"{', '.join(names)} ({side} alone)" for side, names in self.uncompared.items() if names]
+        return f"not compared: {', '.join(found)}" if found else ""
 
     def to_arrow(self) -> pa.Table:
         """Return the sample as a table."""
@@ -217,9 +226,16 @@ def _tables(job: TablesJob, snapshots: Snapshots, result: TablesResult) -> list[
     left = find_table("producer", snapshots.producer, job.left)
     right = find_table("consumer", snapshots.consumer, job.right)
     key = [ColumnPair.of(text, left, right, is_key=True) for text in job.key]
-    own = {each.names[0] for each in key}
-    named = job.columns or [name for name in left.columns if name in right.columns and name not in own]
-    columns = [ColumnPair.of(text, left, right) for text in named]
+    if job.columns:
+        columns = [ColumnPair.of(text, left, right) for text in job.columns]
+    else:
+        own, theirs = (tuple(each.names[at] for each in key) for at in (0, 1))
+        both = [name for name in left.columns if name in right.columns and name not in own]
+        columns = [ColumnPair.named((name, name), left, right) for name in both]
+        result.uncompared = {
+            "left": [name for name in left.columns if name not in {*both, *own}],
+            "right": [name for name in right.columns if name not in {*both, *theirs}],
+        }
     amounts = dict(text.split("=", 1) for text in job.tolerances)
     known = {name for each in (*key, *columns) for name in each.names}
     for what, names in (("tolerances", amounts), ("masks", job.masks), ("shown", job.shown)):

@@ -197,8 +197,9 @@ def _near(left: Sequence[str | None], right: Sequence[str | None], tolerance: To
     one, other = (np.array([np.nan if each is None else float(each) for each in side]) for side in (left, right))
     finite = np.isfinite(one) & np.isfinite(other)
     one, other = np.where(finite, one, 0.0), np.where(finite, other, 0.0)
-    most = float(tolerance.amount) * (np.maximum(np.abs(one), np.abs(other)) if tolerance.relative else 1.0)
-    near: Array = finite & (np.abs(one - other) <= most)
+    with np.errstate(over="ignore"):  # what is too far apart for a float is too far
+        most = float(tolerance.amount) * (np.maximum(np.abs(one), np.abs(other)) if tolerance.relative else 1.0)
+        near: Array = finite & (np.abs(one - other) <= most)
     return near
 
 

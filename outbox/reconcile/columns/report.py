@@ -1,7 +1,8 @@
 """What comparing two tables comes to, for people and programs: tables of a terminal, one JSON object, one page.
 
 As JSON: ``version``, ``begun_at``, ``seconds`` by stage, ``left`` and ``right`` (the tables), ``equal``, ``verdict``,
-``rows`` ({left, right}), ``compared`` (rows that both have), ``differ``, ``only_left``, ``only_right``, and
+``rows`` ({left, right}), ``compared`` (rows that both have), ``differ``, ``only_left``, ``only_right``,
+``uncompared`` ({left, right}: the columns that one of them alone has), and
 
     columns[]   {column, compared_as, tolerance, masked, differ}
     plan        {ranges, differing, rows_read}
@@ -22,7 +23,7 @@ from outbox.reader import plain as as_plain
 from outbox.reconcile.columns.compare import TablesResult
 from outbox.reconcile.report import VERSION, table_of
 from outbox.reconcile.report.html import template
-from outbox.text import cut, duration, plain
+from outbox.text import counted, cut, duration, plain
 
 #: A value of more characters is cut on a terminal and on the page.
 _SHOWN = 200
@@ -43,6 +44,7 @@ def as_json(result: TablesResult) -> Any:
             "compared": result.compared,
             "differ": result.differ,
             **{kind: result.only[kind] for kind in ("only_left", "only_right")},
+            "uncompared": result.uncompared,
             "columns": [
                 {
                     "column": each.name,
@@ -71,7 +73,9 @@ def print_report(result: TablesResult, console: Console) -> None:
     if sample := sample_of(result):
         console.print(table_of(("key", "column", "left", "right"), sample))
         console.print()
-    read = f"{result.compared:,} rows on both sides, {result.rows_read:,} read one by one"
+    if result.left_out:
+        console.print(Text(plain(result.left_out), "bold red"))
+    read = f"{counted(result.compared, 'row')} on both sides, {result.rows_read:,} read one by one"
     begun = result.begun_at.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
     console.print(Text(f"{read}; begun at {begun}Z, took {duration(sum(result.seconds.values()))}", "dim"))
     console.print(Text(plain(result.sentence), "bold green" if result.equal else "bold red"))

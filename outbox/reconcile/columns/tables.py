@@ -119,7 +119,12 @@ class ColumnPair:
             InvalidSettings: a column isn't there; types that can't be compared, or by which rows aren't told apart.
         """
         name, _, renamed = text.partition(":")
-        ours, theirs = left.column(name), right.column(renamed or name)
+        return cls.named((name, renamed or name), left, right, is_key=is_key)
+
+    @classmethod
+    def named(cls, names: tuple[str, str], left: FoundTable, right: FoundTable, *, is_key: bool = False) -> ColumnPair:
+        """Return the pair of two columns, whatever letters their names have. Raises as `of`."""
+        name, ours, theirs = names[0], left.column(names[0]), right.column(names[1])
         kinds = kinds_of(ours.type, theirs.type)
         if kinds is None or (is_key and not kinds[0].is_key):
             mend = "choose another key" if kinds else "compare a view that casts one of them, or leave the column out"

@@ -102,9 +102,14 @@ class Member:
         sessions: Counter[str] = Counter()
         for access in self.job.databases.values():
             sessions[self.servers.of(access)] += 1 + self.job.workers
-        if self.job.record and (self.job.record_in or "consumer" not in self.job.tables):
+        if self.job.record and self.is_recorded:
             sessions[self.servers.of(self.job.recorder)] += _RECORDING
         return sessions
+
+    @property
+    def is_recorded(self) -> bool:
+        """Is there a database that can have the record?"""
+        return self.job.record_in is not None or "consumer" not in self.job.tables
 
     def __str__(self) -> str:
         return f"{self.producer} → {self.consumer}"

@@ -54,7 +54,7 @@ def print_report(result: FleetResult, console: Console, findings: int) -> None:
     for text in (*(f"{name}: {why}" for name, why in result.unreachable.items()), *result.faults):
         console.print(Text(plain(text), "bold red"))
     for member, pair, finding, text in findings_shown(result, findings):
-        console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.id}: {text}"))
+        console.print(plain(f"{member} {pair} {finding.outcome.label} {finding.name}: {text}"))
     console.print(Text(f"took {duration(result.seconds)}", "dim"))
     console.print(Text(plain(result.sentence), "bold green" if result.in_sync else "bold red"))
 

@@ -106,6 +106,9 @@ def compare_fleet(fleet: Fleet, progress: Progress | None = None) -> FleetResult
     membership = members_of(fleet, progress)
     for total in () if fleet.only else fleet.totals:
         check_total(fleet, total, membership)
+    for member in membership.members:
+        if member.job.record and not member.is_recorded:
+            progress.say(f"{member}: nothing is recorded: the consumer's tables aren't ours; name [job.record]")
     result = FleetResult([MemberResult(member) for member in membership.members], membership.unreachable)
 
     with ExitStack() as stack:
