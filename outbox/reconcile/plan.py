@@ -349,7 +349,7 @@ def first_digests(messages: float, density: float) -> Digesting:
         if buckets < _FEWEST_BUCKETS and size != _SIZES[0]:
             break
         differing = buckets * -math.expm1(-density * size)
-        rows = 2 * size * differing
+        rows = min(2 * size * differing, 2 * messages)  # the only range of a few isn't full
         micros = SCANNED * messages + BUCKET * buckets + reading(rows, differing)
         if micros < best.micros:
             best = Digesting(size, micros, round(rows), round(buckets))

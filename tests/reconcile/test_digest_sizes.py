@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outbox.reconcile import pairing, plan
@@ -99,6 +99,7 @@ def test_digests_never_cost_much_more_than_reading_everything(how: object, numbe
 
 
 @given(st.integers(1, 100_000_000), st.floats(0, 1))
+@example(1, 0.0015)
 def test_the_model_never_chooses_what_it_reckons_dearer(messages: int, density: float) -> None:
     """Digests are chosen where they cost less than reading, in no more ranges than can be numbered."""
     best = plan.first_digests(messages, density)
