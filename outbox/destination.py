@@ -38,7 +38,8 @@ class Remote:
         return Remote(parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl())
 
     def __str__(self) -> str:
-        return self.url
+        # Options of a store may have a secret.
+        return urlsplit(self.url)._replace(query="").geturl()
 
     def opened(self) -> tuple[FileSystem, str]:
         """Return the file system, and the path in it.
@@ -53,14 +54,15 @@ class Remote:
             return cast("tuple[FileSystem, str]", fs.FileSystem.from_uri(self.url))
         except pa.ArrowInvalid as error:
             if "Unrecognized filesystem" not in str(error):
-                raise InvalidSettings(f"{self.url}: {error}") from None
+                why = str(error).replace(self.url, str(self))
+                raise InvalidSettings(f"{self}: {why}; write it as FileSystem.from_uri of pyarrow reads it") from None
         try:
             from fsspec.core import url_to_fs  # noqa: PLC0415 - a library of the user's
 
             system, path = url_to_fs(self.url)
         except (ImportError, ValueError) as error:
             raise InvalidSettings(
-                f"{self.url}: pyarrow can't write there, nor can fsspec: {error}; mend: install fsspec with what it "
+                f"{self}: pyarrow can't write there, nor can fsspec: {error}; mend: install fsspec with what it "
                 f"needs for {urlsplit(self.url).scheme}://"
             ) from None
         return fs.PyFileSystem(fs.FSSpecHandler(system)), path

@@ -90,6 +90,7 @@ def fleet(
         whole = read_fleet(path)
         secrets += [access.url for access in whole.databases.values()]
         url = variable(RECORD_VARIABLE)
+        secrets += [url] if url else []
         record = {"record_in": access_of(url, what=RECORD_VARIABLE)} if url else {}
         job = {**record, **whole.job, **({"keep_for": 0.0} if fresh else {}), **({"apply": True} if apply else {})}
         limits = dataclasses.replace(whole.bounds, **read_options(Bounds, bounds))

@@ -284,7 +284,7 @@ SELECT coalesce(sum(greatest(reltuples, 0) / nullif(relpages, 0) * pg_relation_s
 
 #: Makes this transaction read only, with one snapshot for all that it reads; it must be the first statement.
 READ_IN_ONE_SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-#: Has texts come as Arrow has them, whatever encoding a database has: its driver leaves them as they come.
+#: Has texts come in the encoding of Arrow, in place of that of the database: its driver leaves them as they come.
 AS_UTF8 = Statement("SET LOCAL client_encoding TO 'UTF8'")
 # Prune truncates tables, which also takes their rows from snapshots that were taken before. It waits for this lock.
 # Deliveries aren't read: the inbox itself is; nor is what was published.
@@ -334,7 +334,7 @@ def settings(name: str, seconds: float) -> Statement:
         "idle_in_transaction_session_timeout": limit,
         "application_name": name,
         # A policy that hides rows is an error then, in place of rows that are missing; names and texts are written as
-        # our statements mean them, whatever the database sets.
+        # our statements mean them, in place of what the database sets.
         "row_security": "off",
         "quote_all_identifiers": "off",
         "standard_conforming_strings": "on",

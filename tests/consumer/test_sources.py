@@ -331,8 +331,11 @@ def test_a_copy_that_lives_beside_its_original(two: Two, copied: Callable[[Engin
     two.close()
     engine = copied(two.branches[0].engine)
     two.sink.consumer("t", group="g", source=[two.branches[0].engine, engine])(record)
-    with pytest.raises(InvalidSettings, match=r"have one id: one is a copy of the other.*new-source"):
-        Worker(two.sink).start()
+    with (
+        pytest.raises(InvalidSettings, match=r"have one id: one is a copy of the other.*new-source"),
+        Worker(two.sink),
+    ):
+        pass
     with engine.begin() as connection:
         old, new = renew(connection, two.settings.schema)
     assert old == two.branches[0].id != new

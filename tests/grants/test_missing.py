@@ -64,10 +64,13 @@ def test_a_privilege(town: Town, mailer: str, part: str, table: str, privilege: 
     assert finding.severity is Severity.PROBLEM
     assert finding.details["missing"] == [f"{privilege} ON {table}"]
     assert f"outbox db grants --role consumer --to {mailer} --part {part}" in finding.mend
-    with pytest.raises(
-        PrivilegeMissing, match=f"lacks {privilege} ON {table}.*--role consumer --to {mailer} --part {part}"
+    with (
+        pytest.raises(
+            PrivilegeMissing, match=f"lacks {privilege} ON {table}.*--role consumer --to {mailer} --part {part}"
+        ),
+        Worker(outbox),
     ):
-        Worker(outbox).start()
+        pass
     mend_by_sql(engine, finding)
     assert inspected(ask(outbox), "privileges").outcome is Inspected.OK
 
@@ -79,8 +82,8 @@ def test_a_topic(town: Town, mailer: str) -> None:
     assert (finding.severity, finding.details["topic"], finding.details["role"]) == (Severity.PROBLEM, "secret", mailer)
     mend = f"outbox db grants --role consumer --to {mailer} --part producer --topic secret"
     assert mend in finding.mend
-    with pytest.raises(PrivilegeMissing, match="row security hides its topics secret") as refused:
-        Worker(outbox).start()
+    with pytest.raises(PrivilegeMissing, match="row security hides its topics secret") as refused, Worker(outbox):
+        pass
     assert mend in str(refused.value)
     printed = run_cli(*mend.split()[1:]).out
     with closing(town.admin("producer")) as admin:
@@ -106,8 +109,11 @@ def test_a_role_that_is_told_of_what_is_parked(town: Town, mailer: str) -> None:
             admin.execute(statement.encode())
         outbox = application(town)
         outbox.on_parked("t")(lambda letter, session: None)
-        with pytest.raises(PrivilegeMissing, match=r"lacks .*INSERT ON op_message.*--part producer"):
-            Worker(outbox, roles=["consume"]).start()
+        with (
+            pytest.raises(PrivilegeMissing, match=r"lacks .*INSERT ON op_message.*--part producer"),
+            Worker(outbox, roles=["consume"]),
+        ):
+            pass
         for statement in statements("producer", mailer, "producer"):
             admin.execute(statement.encode())
     with Worker(outbox, roles=["consume"]):

@@ -35,6 +35,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert circles(ROOT / "outbox") == []
 
 
+def test_a_worker_that_should_be_refused_ends_with_its_test() -> None:
+    """One that starts all the same would go on beside all later tests of its process: `with Worker(…)` ends it."""
+    left = re.compile(r"raises\([^\n]*\n? +Worker\([^\n]*\)\.start\(\)")
+    assert [str(path) for path in (ROOT / "tests").rglob("*.py") if left.search(path.read_text("utf-8"))] == []
+
+
 def test_style_holds() -> None:
     """Ruff finds nothing to mend."""
     result = run("-m", "ruff", "check", ".")

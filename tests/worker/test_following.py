@@ -134,8 +134,8 @@ def test_refused_where_it_is_declared(bench: Bench, options: dict[str, Any], hin
 def test_refused_when_the_worker_starts(bench: Bench) -> None:
     """What only a run does is refused at the start."""
     declare(bench, engine="spark")
-    with pytest.raises(InvalidSettings, match="spark is of a run that ends"):
-        Worker(bench.outbox).start()
+    with pytest.raises(InvalidSettings, match="spark is of a run that ends"), Worker(bench.outbox):
+        pass
 
 
 def test_operators_repair_what_it_has_found(bench: Bench) -> None:

@@ -221,8 +221,11 @@ def test_a_database_without_the_producers_tables(server: ServerLike, url: str) -
         outbox.consumer("paid", group="mail", source=url)(lambda message, session: None)
         outbox.reconciliation(every=3600)
         for roles in (["reconcile"], None):
-            with pytest.raises(SchemaMissing, match=r"producer.*outbox db upgrade"):
-                Worker(outbox, roles=roles).start()
+            with (
+                pytest.raises(SchemaMissing, match=r"producer.*outbox db upgrade"),
+                Worker(outbox, roles=roles),
+            ):
+                pass
         engine.dispose()
     finally:
         server.drop_database("consumer_only")
@@ -393,8 +396,8 @@ def test_refused_when_the_worker_starts(bench: Bench, options: dict[str, Any], h
     """A job that can't be run is refused at the start, and not found out at night."""
     bench.outbox.consumer("paid", group="mail")(bench.handle)
     bench.outbox.reconciliation(**options)
-    with pytest.raises(InvalidSettings, match=re.escape(hint)):
-        Worker(bench.outbox).start()
+    with pytest.raises(InvalidSettings, match=re.escape(hint)), Worker(bench.outbox):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -430,8 +433,11 @@ def test_refused_twice_and_no_duration(bench: Bench) -> None:
 
 def test_the_role_alone_needs_a_reconciliation(bench: Bench) -> None:
     """A worker with nothing but this role, and nothing to reconcile, is refused."""
-    with pytest.raises(InvalidSettings, match="nothing to do for the roles reconcile"):
-        Worker(bench.outbox, roles=["reconcile"]).start()
+    with (
+        pytest.raises(InvalidSettings, match="nothing to do for the roles reconcile"),
+        Worker(bench.outbox, roles=["reconcile"]),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

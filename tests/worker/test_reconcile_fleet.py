@@ -199,13 +199,8 @@ def test_refused_when_the_worker_starts(bench: Bench, tmp_path: Path, written: s
     database = "" if "no database" in hint else '[[database]]\nnames = ["a"]\nurl = "postgresql://u@h/a"\n[[compare]]\n'
     file.write_text(written + database if "[job]" not in written else database + written)
     bench.outbox.reconciliation("fleet", every=60, fleet=file)
-    worker = Worker(bench.outbox)
-    try:
-        with pytest.raises(InvalidSettings, match=f"reconciliation 'fleet': .*{re.escape(hint)}"):
-            worker.start()
-    finally:
-        # One that starts all the same would go on beside all tests that follow in this process.
-        worker.stop()
+    with pytest.raises(InvalidSettings, match=f"reconciliation 'fleet': .*{re.escape(hint)}"), Worker(bench.outbox):
+        pass
 
 
 def test_refused_where_it_is_declared(bench: Bench) -> None:

@@ -227,8 +227,11 @@ def test_all_out_of_reach(tenants: Tenants, server: ServerLike, stack: ExitStack
 
 def test_one_that_cannot_start_is_named(tenants: Tenants, server: ServerLike, stack: ExitStack) -> None:
     """An Outbox without a database, or on one without tables, is told at the start, and nothing is left running."""
-    with pytest.raises(NotBound, match="group 'shop' has no database yet"):
-        Worker(tenants.of["north"], tenants.outbox).start()
+    with (
+        pytest.raises(NotBound, match="group 'shop' has no database yet"),
+        Worker(tenants.of["north"], tenants.outbox),
+    ):
+        pass
     server.create_database("worker_bare")
     stack.callback(server.drop_database, "worker_bare")
     bare = create_engine(server.url("worker_bare"))

@@ -253,8 +253,8 @@ def test_roles(bench: Bench) -> None:
     """A worker does what its roles say, and reports; roles that don't exist or leave nothing to do are refused."""
     with pytest.raises(InvalidSettings, match="'cook'"):
         Worker(bench.outbox, roles=["cook"])
-    with pytest.raises(InvalidSettings, match="nothing to do"):
-        Worker(bench.outbox, roles=["consume"]).start()
+    with pytest.raises(InvalidSettings, match="nothing to do"), Worker(bench.outbox, roles=["consume"]):
+        pass
     bench.outbox.consumer("paid", group="mail", threads=2)(bench.handle)
     assert set(bench.work(roles=["dispatch"]).health()) == {"dispatch", "report"}
     assert set(bench.work(roles=["consume", "retry"]).health()) == {
@@ -271,8 +271,11 @@ def test_a_database_without_tables_is_refused(server: embedded.ServerLike) -> No
     server.create_database("empty")
     engine = create_engine(server.url("empty"))
     try:
-        with pytest.raises(SchemaMissing, match="outbox db upgrade"):
-            Worker(Outbox(engine, settings=Settings())).start()
+        with (
+            pytest.raises(SchemaMissing, match="outbox db upgrade"),
+            Worker(Outbox(engine, settings=Settings())),
+        ):
+            pass
     finally:
         engine.dispose()
         server.drop_database("empty")

@@ -123,7 +123,7 @@ class ColumnPair:
 
     @classmethod
     def named(cls, names: tuple[str, str], left: FoundTable, right: FoundTable, *, is_key: bool = False) -> ColumnPair:
-        """Return the pair of two columns, whatever letters their names have. Raises as `of`."""
+        """Return the pair of two columns, by their names alone, in which any letter may be. Raises as `of`."""
         name, ours, theirs = names[0], left.column(names[0]), right.column(names[1])
         kinds = kinds_of(ours.type, theirs.type)
         if kinds is None or (is_key and not kinds[0].is_key):

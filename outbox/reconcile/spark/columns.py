@@ -38,7 +38,8 @@ def columns_that_differ(
 ) -> DataFrame:
     """Return the differences of two frames: ``key`` (a struct), ``kind``, ``column``, ``left``, ``right``.
 
-    ``columns`` are all that both have, unless they are named; ``tolerances`` are written as those of a command:
+    ``columns`` are all that both have, unless they are named: one that a frame alone has goes uncompared, and must be
+    looked for by the caller. ``tolerances`` are written as those of a command:
     ``0.01``, ``1%``, of a timestamp seconds. The kind is ``differs``, ``only_left`` or ``only_right``. NULL equals
     NULL, and NaN equals NaN. Columns with a telling name are masked, but for those ``shown``. A key that is NULL, or
     there twice, fails the job.
