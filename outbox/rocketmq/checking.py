@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -108,7 +107,7 @@ class Questions:
         self._drop(orphan.id, question)
         if (decided := self._decided(orphan.id)) is not None:
             return decided
-        client.unanswered_at = time.monotonic()
+        self._clients.unanswered(client, stream)
         raise NoVerdict(f"client {client.id} gave no answer within {self._timeout:g} s")
 
     def _drop(self, half_id: UUID, question: ClientQuestion) -> None:

@@ -225,6 +225,17 @@ class Clients:
         self.closed(stream)
         self.news.set()
 
+    def spoke(self, client: Client, stream: CommandStream) -> None:
+        """Note that a client has spoken by a stream: it is asked by that one, also if another was opened later."""
+        with self._guard:
+            client.streams.sort(key=lambda each: each is stream)
+
+    def unanswered(self, client: Client, stream: CommandStream) -> None:
+        """Note that a client let a question time out: others are asked before it, and it by its other streams."""
+        with self._guard:
+            client.unanswered_at = time.monotonic()
+            client.streams.sort(key=lambda each: each is not stream)
+
     def settle(self, client: Client, settings: Any) -> None:
         """Note what a client's settings say of it: the topics, and the group, for which its user has the right.
 

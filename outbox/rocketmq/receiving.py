@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 RENEWED, _RENEW_EVERY, _RENEW_FOR = 60.0, 20.0, 3 * 3600.0
 _LEAST_POLLING = 5.0
 #: So long (seconds) before the deadline of its call a poll is answered.
-_MARGIN, _MARGIN_UNASKED = 0.5, 1.5
+_MARGIN = 1.5
 #: So many takes of one taker run at once, if there are messages.
 _TAKES = 4
 _ACKS_GATHER = 0.005
@@ -580,7 +580,5 @@ def _polling(request: Any, remaining: float | None) -> float:
     if left < _LEAST_POLLING:
         text = "The deadline time remaining is not enough for polling, please check network condition"
         raise Refused(WireCode.ILLEGAL_POLLING_TIME, text)
-    if not request.HasField("long_polling_timeout"):
-        return min(POLLING, left - _MARGIN_UNASKED)
-    polling = min(max(millis(request.long_polling_timeout) / 1000, _LEAST_POLLING), POLLING)
-    return min(polling, left - _MARGIN)
+    polling = millis(request.long_polling_timeout) / 1000 if request.HasField("long_polling_timeout") else POLLING
+    return min(max(polling, _LEAST_POLLING), POLLING, left - _MARGIN)

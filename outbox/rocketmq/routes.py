@@ -103,6 +103,7 @@ class Routes:
             except Refused as refused:
                 raise NoSettings(str(refused)) from None
             client = self._clients.heard(client.id, client.user, {}, client.host)
+            self._clients.spoke(client, stream)
             if command.HasField("settings"):
                 status = status_of(WireCode.OK)
                 try:

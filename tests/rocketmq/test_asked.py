@@ -54,7 +54,7 @@ def test_a_producer_that_goes_away_while_it_is_asked(
 
 def test_an_answer_at_another_server(new_server: NewServer, engine: Engine, heard: list[TelemetryEvent]) -> None:
     """The one that has asked finds the verdict, and doesn't rank the client behind others."""
-    asker = new_server(Settings(immunity=0, check_interval=0.3, check_timeout=2))
+    asker = new_server(Settings(immunity=0, check_interval=0.3, check_timeout=5))
     other = new_server(Settings(immunity=3600, check_interval=3600))
     with RawClient(asker.addresses[0]) as raw, RawClient(other.addresses[0]) as elsewhere:
         stream = raw.telemetry(raw.producing("paid"))
@@ -66,6 +66,30 @@ def test_an_answer_at_another_server(new_server: NewServer, engine: Engine, hear
     told = [each for each in heard if isinstance(each, HalfChecked)]
     assert [(each.resolution, each.error) for each in told] == [("commit", None)]
     assert decisions(engine) == [(transaction, "commit", "producer")]
+
+
+def test_of_several_streams_the_one_that_was_spoken_by(new_server: NewServer) -> None:
+    """A stream that is opened beside it, and says nothing, gets no question: which one comes first is chance."""
+    server = new_server(PATIENT)
+    with RawClient(server.addresses[0]) as raw:
+        stream, silent = raw.telemetry(raw.producing("paid")), raw.telemetry()
+        (client,) = server.clients._clients.values()
+        wait_until(lambda: len(client.streams) == 2, "both are open")
+        stream.send({"settings": raw.producing("paid")})
+        assert stream.get() is not None
+        transaction = begin(raw)
+        assert asked(stream)[0] == transaction
+        assert silent.nothing(0)
+
+
+def test_a_stream_that_answers_nothing_is_not_the_only_one(new_server: NewServer) -> None:
+    """The next question goes by another one of that client: a stream may be dead, and not known to be."""
+    server = new_server(Settings(immunity=0, check_interval=0.2, check_timeout=1))
+    with RawClient(server.addresses[0]) as raw:
+        stream = raw.telemetry(raw.producing("paid"))
+        dead = raw.telemetry(raw.producing("paid"))
+        transaction = begin(raw)
+        assert [asked(each)[0] for each in (dead, stream)] == [transaction] * 2
 
 
 def test_a_stop_takes_its_questions_back(new_server: NewServer, engine: Engine) -> None:

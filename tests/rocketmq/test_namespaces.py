@@ -103,7 +103,6 @@ def test_routes_and_assignments_name_it_as_it_was_asked(new_server: NewServer) -
 
 def test_transactions_are_decided_and_asked_about_in_theirs(checked: RawClient, engine: Engine) -> None:
     """The question names the topic as its producer does; a verdict under another namespace's topic is of no half."""
-    checked.telemetry(None, x_mq_namespace="blue")
     stream = checked.telemetry(
         {"client_type": "PRODUCER", "publishing": {"topics": [named("blue", "orders")]}}, x_mq_namespace="blue"
     )
