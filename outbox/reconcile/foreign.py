@@ -182,6 +182,12 @@ SELECT coalesce({column}::text, 'NULL') FROM {source} AS t WHERE {where} AND {nu
 
 # Its transaction is open until the audit is written. What another one has changed meanwhile is seen once its lock is
 # gone: PostgreSQL looks at the condition again.
+_LOCK_ROWS = """
+SELECT m.key FROM unnest(%(keys)s::uuid[], %(ids)s::text[]) AS m (key, id) JOIN {table} AS t ON {id}
+ WHERE {where}
+   FOR UPDATE OF t SKIP LOCKED
+"""
+
 _WRITE_OPINION = """
 UPDATE {table} AS t SET {column} = %(word)s
   FROM unnest(%(keys)s::uuid[], %(ids)s::text[], %(seen)s::int2[], %(in_state)s::int2[]) AS m (key, id, seen, in_state)
@@ -311,6 +317,18 @@ class KnownTable:
         own, source = self.column(column.name), _source(self.declared)
         return Statement(_UNKNOWN.format(column=own, number=number, source=source, where=where), {**values, **of_pair})
 
+    def lock(self, pair: Pair, found: Sequence[Finding]) -> Statement:
+        """Lock the rows of messages that no other transaction has. Rows: ``(id,)``, of those that are locked now."""
+        where, of_pair = self._of_pair(pair)
+        is_id = _is_id(self.column("id"), self.type("id"))
+        sql = _LOCK_ROWS.format(table=_source(self.declared), id=is_id, where=where)
+        return Statement(sql, {**self._ids_of(found), **of_pair})
+
+    def _ids_of(self, found: Sequence[Finding]) -> dict[str, object]:
+        is_hex = self.type("id") == "bytea"
+        names = [each.foreign_id or (each.id.hex if is_hex else str(each.id)) for each in found]
+        return {"keys": [each.id for each in found], "ids": names}
+
     def write_opinion(self, pair: Pair, word: str, found: Sequence[Finding]) -> Statement:
         """Write a word into the rows of messages whose state and opinion are as they were found.
 
@@ -321,8 +339,7 @@ class KnownTable:
         where, of_pair = self._of_pair(pair)
         values |= {
             "word": word,
-            "keys": [each.id for each in found],
-            "ids": [each.foreign_id or (each.id.hex if self.type("id") == "bytea" else str(each.id)) for each in found],
+            **self._ids_of(found),
             "seen": [each.opinion for each in found],
             "in_state": [each.state for each in found],
         }

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import cast
 from uuid import UUID
@@ -562,8 +563,9 @@ def sync_opinion(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
     """Write what the consumer says into the rows of the producer's table that are as they were found.
 
     The consumer is asked first, in a transaction of its own: what it says now is compared with what it said. A row that
-    the producer has changed meanwhile is left alone. The audit is in another database, and is committed first: where
-    a repair is killed in between, it tells of an act that isn't done, and the next run does it; none goes untold.
+    the producer has changed meanwhile is left alone, and one that another transaction has is `BUSY`. The audit is in
+    another database, and is committed first: where a repair is killed in between, it tells of an act that isn't done,
+    and the next run does it; none goes untold.
     """
     job, pair, table = work.job, work.pair, cast("ForeignTable", work.job.producer_table)
     results, left, words = _word_since(work, batch), dict[str, list[Finding]](), table.written
@@ -577,12 +579,16 @@ def sync_opinion(work: Work, batch: Sequence[Finding]) -> dict[UUID, str]:
             left.setdefault(word, []).append(finding)
     with transaction(work.producer) as connection:
         known = known_table(connection, job.producer, "producer", table)
+        locked = {id_ for (id_,) in execute(connection, known.lock(pair, list(chain(*left.values()))))[0]}
         changes: dict[Finding, object] = {}
         for word, found in left.items():
-            done = {id_ for (id_,) in execute(connection, known.write_opinion(pair, word, found))[0]}
+            free = [each for each in found if each.id in locked]
+            done = {id_ for (id_,) in execute(connection, known.write_opinion(pair, word, free))[0]}
             opinions = _opinions(known, connection, pair, [each for each in found if each.id not in done])
             for each in found:
                 results[each.id] = _written(each) if each.id in done else _changed(each, opinions.get(each.id))
+                if each.id in opinions and each.id not in locked:
+                    results[each.id] = BUSY
             changes |= {
                 each: {"row": each.name, "was": _named(each.opinion), "is": word} for each in found if each.id in done
             }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,30 +270,26 @@ def test_what_has_changed_meanwhile_is_left_alone(village: Town) -> None:
     assert [target for _, target, _ in audited(village)] == [f"g/{done}"]
 
 
-def test_a_row_that_another_session_has_is_not_waited_for_long(village: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is busy, and the others are written."""
+def test_a_row_that_another_session_has_is_not_waited_for(village: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is busy, and the others are written at once, not one by one; when that session has ended, it is looked at."""
     ids, job, found = found_and_left(village, *[fate(opinion="failed")] * 3)
-    monkeypatch.setattr(repairing, "PATIENCE", 0.2)
-    with village.producer.begin() as connection:
-        connection.exec_driver_sql(f"SELECT FROM legacy_sent WHERE msg_id = '{ids[1]}' FOR UPDATE")
+    batches: list[int] = []
+
+    def counted(work: repairing.Work, batch: Sequence[Finding]) -> dict[UUID, str]:
+        batches.append(len(batch))
+        return repairing.sync_opinion(work, batch)
+
+    monkeypatch.setitem(repairing._ACTS, Repair.SYNC_OPINION, counted)
+    with village.producer.connect() as other:
+        other.exec_driver_sql(f"UPDATE legacy_sent SET believed = 'dead' WHERE msg_id = '{ids[1]}'")
         results = repaired(village, job, found)
-    assert [results[each] for each in ids] == [DONE, repairing.BUSY, DONE]
-    assert believes(village, *ids) == ["done", "trouble", "done"]
-
-
-def test_what_changes_under_the_lock_is_seen(village: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The producer's own update commits while the repair waits for its row: the condition is looked at again."""
-    monkeypatch.setattr(repairing, "PATIENCE", 60.0)
-    (one,), job, found = found_and_left(village, fate(opinion="failed"))
-    waits = """SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'
-                  AND query LIKE '%UPDATE "legacy_sent"%' AND datname = current_database()"""
-    with village.producer.connect() as other, ThreadPoolExecutor(1) as pool:
-        other.exec_driver_sql("UPDATE legacy_sent SET believed = 'dead'")
-        results = pool.submit(repaired, village, job, found)
-        wait_until(lambda: village.rows(waits) == [1] or results.done(), "the repair waits for the row")
         other.commit()
-        assert results.result() == {one: "refused: the producer has changed it meanwhile; run the reconciliation again"}
-    assert believes(village, one) == ["dead"]
+    assert [results[each] for each in ids] == [DONE, repairing.BUSY, DONE]
+    changed = "refused: the producer has changed it meanwhile; run the reconciliation again"
+    again = repaired(village, job, found)
+    assert [again[each] for each in ids] == [HEALED, changed, HEALED]
+    assert batches == [3, 3]
+    assert believes(village, *ids) == ["done", "dead", "done"]
 
 
 @pytest.mark.slow
