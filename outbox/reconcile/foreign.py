@@ -180,10 +180,10 @@ _UNKNOWN = """
 SELECT coalesce({column}::text, 'NULL') FROM {source} AS t WHERE {where} AND {number} IS NULL LIMIT 1
 """
 
-# Its transaction is open until the audit is written. What another one has changed meanwhile is seen once its lock is
-# gone: PostgreSQL looks at the condition again.
+# The transaction is open until the audit is written, and waits for no row of another. What was changed before the lock
+# is seen by the UPDATE: its snapshot is newer.
 _LOCK_ROWS = """
-SELECT m.key FROM unnest(%(keys)s::uuid[], %(ids)s::text[]) AS m (key, id) JOIN {table} AS t ON {id}
+SELECT m.key FROM unnest(%(keys)s::uuid[], %(ids)s::text[]) AS m (key, id) JOIN {rows} AS t ON {id}
  WHERE {where}
    FOR UPDATE OF t SKIP LOCKED
 """
@@ -320,8 +320,7 @@ class KnownTable:
     def lock(self, pair: Pair, found: Sequence[Finding]) -> Statement:
         """Lock the rows of messages that no other transaction has. Rows: ``(id,)``, of those that are locked now."""
         where, of_pair = self._of_pair(pair)
-        is_id = _is_id(self.column("id"), self.type("id"))
-        sql = _LOCK_ROWS.format(table=_source(self.declared), id=is_id, where=where)
+        sql = _LOCK_ROWS.format(rows=_source(self.declared), id=_is_id(self.column("id"), self.type("id")), where=where)
         return Statement(sql, {**self._ids_of(found), **of_pair})
 
     def _ids_of(self, found: Sequence[Finding]) -> dict[str, object]:

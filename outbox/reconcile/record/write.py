@@ -20,7 +20,7 @@ from outbox.reconcile.record.timetable import HEARTBEAT
 from outbox.reconcile.report import measure_as_json
 from outbox.reconcile.rows import DIGESTS, Finding, PairResult, Repaired, to_findings
 from outbox.reconcile.source import MOST_TRIES, connected, insist
-from outbox.text import message_of, storable, summary_of
+from outbox.text import class_name, storable, summary_of
 
 _BATCH = 2_000
 #: Of so many keys of a measure its sums are kept; all totals are.
@@ -254,7 +254,8 @@ def acted(schema: str, run_id: UUID, repairs: Sequence[Repaired]) -> Statement:
 
 def why_of(error: BaseException, recorded: Recorded) -> str:
     """Return in one line what went wrong with a job, without a password; of an error of ours what it says alone."""
-    text = " ".join((message_of(error) if isinstance(error, OutboxError) else summary_of(error)).split())
+    own = f"{type(error).__module__}.{class_name(error)}: " if isinstance(error, OutboxError) else ""
+    text = " ".join(summary_of(error).removeprefix(own).split())
     for access in recorded.accesses:
         text = hidden(text, access.url)
     return text
